@@ -235,7 +235,7 @@ class Planner:
         if saved is not None:
             frames = self.staying_frames(num_shards, segments, saved)
             return replace(request, frames_in_memory=frames).plan_given(saved, limit)
-        fitted = request.plan_memory(limit)
+        fitted = request.plan_memory(limit, partial(self._used_frames, num_shards, segments))
         if fitted.in_memory is None or not self.has_fixed_shards(num_shards, segments):
             return fitted
         settings = replace(fitted.settings, resident=self.settings.shuffle)
@@ -271,7 +271,6 @@ class Planner:
             num_shards,
             *bounds,
             self.staying_frames(num_shards, segments),
-            partial(self._used_frames, num_shards, segments),
             view.dataset.url,
             clips,
             first_round=self.costs.first_round,

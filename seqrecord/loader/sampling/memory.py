@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil
 from operator import mul
+from typing import TypeAlias
 
 import numpy as np
 
@@ -47,6 +48,9 @@ _STAYING = 3 * 8  # bytes beside a frame that stays: hash, place and number of a
 
 LEAST_BLOCK = 32  # clips of an unshuffled round. 1: five times the CPU time of tiny single clips
 MOST_CLIPS = 1 << 17  # of a round, which is planned at once: 9 MB. Without: 136 MB for a million
+
+UsedFrames: TypeAlias = Callable[[], tuple[int, ...]]
+"""The numbers of frames of each group that samples use."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +174,11 @@ class MemoryPlan:
         ahead = (self.max_arena - self.sizes.held(rows)) // max(1, self.sizes.chunk)
         return Memory(rows, self.prefetch, self.max_loads, max(0, min(MAX_LOADS, ahead)))
 
-    def with_all(self, frames: Sequence[int]) -> MemoryPlan:
+    def with_all(self, frames: Sequence[int], used_frames: UsedFrames | None = None) -> MemoryPlan:
         """A copy with rows for `frames` frames, by group, which are then resident.
 
-        Reduces the number of loads at a time if necessary. Unchanged if the frames do not fit.
+        Reduces the number of loads at a time if necessary. If the frames do not fit, those that
+        `used_frames` counts may; unchanged if neither do.
         """
         if not any(frames):
             return self
@@ -182,14 +187,14 @@ class MemoryPlan:
         room += self.max_loads * self.sizes.chunk
         loads = min(self.max_loads, room // max(1, sizes.chunk))
         if loads < 1:
-            return self
+            return self if used_frames is None else self.with_all(used_frames())
         return replace(self, sizes=sizes, in_memory=Memory(rows, self.prefetch, loads, 0))
 
 
 def usual_limit(nbytes: int, num_workers: int = 1) -> int:
     """The default memory limit of each worker in a rank, in bytes.
 
-    `wanted` bytes, at least `USUAL_LIMIT`; all workers together at most `MOST_OF_RANK`.
+    `nbytes`, at least `USUAL_LIMIT`; all workers together at most `MOST_OF_RANK`.
     """
     return min(MOST_OF_RANK // num_workers, max(USUAL_LIMIT, nbytes))
 
@@ -201,9 +206,8 @@ class MemoryRequest:
     Chooses the last six of `settings`, with `num_cursors` and `shuffle_buffer` as bounds unless
     `None`. The first round has at most about `first_round` clips. If batches of lists of frames
     have a budget, all rounds have about `window_frames` frames, as far as memory allows.
-    `frames_in_memory` frames of each group may stay in memory if they all fit, and `stay` if so.
-    They are an upper bound if there is a function `used_frames`, which counts them where more than
-    the frames that samples use do not fit.
+    `frames_in_memory` frames of each group, or an upper bound, may stay in memory if they all fit,
+    and `stay` if so.
     Errors have `url`, and `what` as the user of the memory.
     """
 
@@ -214,7 +218,6 @@ class MemoryRequest:
     num_cursors: int | None = None
     shuffle_buffer: int | None = None
     frames_in_memory: tuple[int, ...] = ()
-    used_frames: Callable[[], tuple[int, ...]] | None = None
     url: str = ""
     what: str = "these clips"
     stay: bool = False
@@ -236,20 +239,23 @@ class MemoryRequest:
         """The cost of cuts that spread episodes over the shards."""
         return Spreading(self.stats, self.num_shards)
 
-    def plan_memory(self, memory_limit: int) -> MemoryPlan:
+    def plan_memory(self, memory_limit: int, used_frames: UsedFrames | None = None) -> MemoryPlan:
         """The best settings within `memory_limit` bytes for arenas, batches and chunks in flight.
+
+        If `frames_in_memory` do not fit, as many as `used_frames` counts may stay.
 
         Raises `MemoryLimitError` with the smallest sufficient limit.
         """
         order = find_order(self.settings.order)
         if values := order.settings(self.settings.batch_size or 1, self.stats.spec.stride):
             what = self.what.replace("clips", order.name)
-            return self.plan_given(replace(self.settings, **values), memory_limit, what)
+            settings = replace(self.settings, **values)
+            return self.plan_given(settings, memory_limit, what, used_frames)
         best: MemoryPlan | None = None
         divisions = self.sizes.divisions(memory_limit, self.least_held, self.what, self.url)
         for prefetch, loads, arena, max_held in divisions:
             plan = MemoryPlan(self.settings, self.sizes, arena, prefetch, loads)
-            plan, request = self._with_frames(plan), self
+            plan, request = plan.with_all(self.frames_in_memory, used_frames), self
             stay = plan.in_memory is not None
             if stay != self.stay:
                 request = replace(self, stay=stay, settings=replace(self.settings, num_shares=None))
@@ -267,7 +273,11 @@ class MemoryRequest:
         return best
 
     def plan_given(
-        self, settings: PlanSettings, memory_limit: int, what: str = "the order of the saved state"
+        self,
+        settings: PlanSettings,
+        memory_limit: int,
+        what: str = "the order of the saved state",
+        used_frames: UsedFrames | None = None,
     ) -> MemoryPlan:
         """The memory for explicit settings, such as the settings of a saved state.
 
@@ -278,7 +288,8 @@ class MemoryRequest:
         divisions = self.sizes.divisions(memory_limit, frame_bytes, what, self.url)
         prefetch, loads, arena, _ = divisions[0]
         max_rows = resident if self.stats.any_clips else None
-        plan = self._with_frames(MemoryPlan(settings, self.sizes, arena, prefetch, loads, max_rows))
+        plan = MemoryPlan(settings, self.sizes, arena, prefetch, loads, max_rows)
+        plan = plan.with_all(self.frames_in_memory, used_frames)
         if settings.resident and plan.in_memory is None:
             sizes = self.sizes.of_staying
             minimum = sizes.held(self.frames_in_memory) + sizes.beside_arena(1, 1)
@@ -289,13 +300,6 @@ class MemoryRequest:
                 got=format_size(memory_limit),
             )
         return plan
-
-    def _with_frames(self, plan: MemoryPlan) -> MemoryPlan:
-        """The plan with rows for all frames, if these fit."""
-        of_all = plan.with_all(self.frames_in_memory)
-        if of_all.in_memory is not None or not any(self.frames_in_memory) or not self.used_frames:
-            return of_all
-        return plan.with_all(self.used_frames())
 
     @property
     def least_limit(self) -> int:
