@@ -312,6 +312,37 @@ def test_costs_of_columns(records: Path, options: Any, cost: Any, shuffle: bool)
             assert found == [*tokens]
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("max_rows", [1, 4])
+def test_ranks_have_equal_rows_where_these_limit_batches(
+    records: Path, max_rows: int, shuffle: bool
+) -> None:
+    """Not equal costs: a rank of expensive clips would repeat many of another one."""
+    rows = [(number, start) for number in range(EPISODES) for start in range(0, 56, 2)]
+    table = {
+        "episode": [f"e{number}" for number, _ in rows],
+        "start": [start for _, start in rows],
+        "tokens": [30 if number % 3 == 0 else 1 for number, _ in rows],
+    }
+    clips, numbers = Counter[tuple[str, int]](), list[int]()
+    for rank in range(4):
+        pipe = SeqRecordPipe(
+            records,
+            clip_len=4,
+            samples=table,
+            batch_size=Budget(120, "tokens", max_rows=max_rows),
+            shuffle=shuffle,
+            rank=(rank, 4),
+        )
+        batches = [*pipe]
+        numbers.append(len(batches))
+        for batch in batches:
+            clips.update(zip(batch["episode"], batch["start"].tolist(), strict=True))
+    assert clips == Counter({(f"e{number}", start): 1 for number, start in rows})
+    assert len({*numbers}) == 1
+    assert numbers[0] <= 1.04 * len(rows) / max_rows / 4 + 1
+
+
 def test_clips_above_the_budget(records: Path) -> None:
     table = lists()
     large = sum(len(frames) > 12 for frames in table["frames"])

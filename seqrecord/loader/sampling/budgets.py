@@ -83,8 +83,8 @@ class ClipCosts:
     def shared(self, sample: IntArray) -> IntArray:
         """The parts of batches that samples take, by which shards divide them; int64[n] each."""
         cost = self.of(sample)
-        if not self.pads:
-            return cost
+        if not self.pads:  # also a place among the most rows
+            return np.maximum(cost, self.budget // self.max_rows)
         parts: IntArray = (self.budget << _PART_BITS) // np.minimum(
             self.budget // cost, self.max_rows
         )
@@ -241,33 +241,27 @@ def _in_order(cost: IntArray, costs: ClipCosts) -> IntArray:
 
 def _packed(cost: IntArray, bounds: list[int], costs: ClipCosts) -> tuple[IntArray, _Batches]:
     """The batch of each clip, by best fit in each window, int64[n]; and the batches."""
-    values, smallest, is_limited = cost.tolist(), int(cost.min()), costs.max_rows < len(cost)
+    room_of, least = (cost << _BIN_BITS).tolist(), int(cost.min()) << _BIN_BITS
     first_window, last_window, rows = list[int](), list[int](), list[int]()
     chosen: list[int] = []
     rooms: list[int] = []  # of open batches, ascending: room, then number
-    mask = (1 << _BIN_BITS) - 1
+    empty, most, mask = costs.budget << _BIN_BITS, costs.max_rows, (1 << _BIN_BITS) - 1
     for window, (begin, end) in enumerate(pairwise(bounds)):
         number = len(rows)
-        for value in values[begin:end]:
-            place = bisect_left(rooms, value << _BIN_BITS)
+        for needed in room_of[begin:end]:
+            place = bisect_left(rooms, needed)
             if place < len(rooms):
-                room = rooms.pop(place) - (value << _BIN_BITS)
+                room = rooms.pop(place) - needed
                 batch = room & mask
             else:
                 batch = len(rows)
-                room = (costs.budget - value) << _BIN_BITS | batch
+                room = empty - needed | batch
                 first_window.append(window)
                 last_window.append(window)
                 rows.append(0)
             chosen.append(batch)
-            if is_limited:
-                rows[batch] += 1
-                if rows[batch] >= costs.max_rows:
-                    last_window[batch] = window
-                    continue
-            else:
-                rows[batch] = 1
-            if room >> _BIN_BITS >= smallest:
+            rows[batch] += 1
+            if room >= least and rows[batch] < most:
                 insort(rooms, room)
             else:
                 last_window[batch] = window
