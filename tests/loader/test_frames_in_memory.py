@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -238,3 +239,27 @@ def test_map_style_has_rows_for_used_frames_alone(
         assert digests(kept.__getitems__(numbers)) == digests(uncached.__getitems__(numbers))
     short_of_a_byte = SeqRecordMapDataset(path, **features, memory_limit=room - 1)
     assert short_of_a_byte.stats()["features_resident"] == ["id"]
+
+
+@pytest.mark.parametrize("style", ["map", "pipe"])
+def test_a_frame_without_a_row_is_never_another_frame(
+    style: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a function returned other samples than when rows were counted."""
+    place = "clips_by_number" if style == "map" else "planning"
+    of_all = f"seqrecord.loader.pipes.{place}.frame_rows"
+    frame_rows = resolve_name(of_all)
+
+    def without_last(view: Any, frames: Any) -> Any:
+        return frame_rows(view, [some._replace(stop=some.stop - 1) for some in frames])
+
+    monkeypatch.setattr(of_all, without_last)
+
+    def read() -> None:
+        if style == "map":
+            SeqRecordMapDataset(path, clip_len=3, features=FEATURES)[-1]
+        else:
+            list(SeqRecordPipe(path, **CLIPS))
+
+    with pytest.raises(AssertionError, match="a clip has a frame without a row"):
+        read()

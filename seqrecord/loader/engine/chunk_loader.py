@@ -367,7 +367,7 @@ class ChunkLoader:
             fetched = still_open
         else:
             self._fetcher.release(still_open)
-        rows = np.concatenate([item.rows for item in items])
+        rows = items[0].rows if len(items) == 1 else np.concatenate([item.rows for item in items])
         with self._buffers.storing(target, rows) as (out, places):
             row_load = RowLoad(loads[0].group, *_stored(self._clip_frames, items), places, out)
             self._keep(loads[0], self._load(row_load, fetched))
@@ -574,17 +574,17 @@ class ChunkLoader:
 
 def _stored_frames(clip_frames: ClipFrames, load: Load, frames: IntArray) -> IntArray:
     """Stored numbers of a load's frames, int64[n]."""
-    return clip_frames.stored_frames(np.full_like(frames, load.episode), frames)[1]
+    return clip_frames.stored_frames(np.array([load.episode]), frames)[1]
 
 
 def _stored(clip_frames: ClipFrames, items: Sequence[AssignedLoad]) -> tuple[IntArray, IntArray]:
     """Chunk row and stored number of each loaded frame, int64[n] each."""
     if len(items) == 1:  # as most loads of calls
         [item] = items
-        chunk = np.full_like(item.frames, item.load.chunk)
+        chunk = np.full(len(item.frames), item.load.chunk)
         return chunk, _stored_frames(clip_frames, item.load, item.frames)
-    columns = [(item.load.episode, item.load.chunk, len(item.frames)) for item in items]
-    episode, chunk, count = np.array(columns, np.int64).T
+    count = [len(item.frames) for item in items]
+    chunk = np.repeat([item.load.chunk for item in items], count)
+    episode = np.repeat([item.load.episode for item in items], count)
     frames = np.concatenate([item.frames for item in items])
-    stored = clip_frames.stored_frames(np.repeat(episode, count), frames)[1]
-    return np.repeat(chunk, count), stored
+    return chunk, clip_frames.stored_frames(episode, frames)[1]

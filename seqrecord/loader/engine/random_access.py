@@ -182,10 +182,14 @@ class CallFrames(GroupFrames):
         ]
         keys = wanted[0] if len(wanted) == 1 else np.concatenate(wanted, axis=1)
         # Each frame once, its first place, and for every place which frame it is.
-        self._keys, place, which = np.unique(keys, return_index=True, return_inverse=True)
-        self._rows = place if part.direct else np.arange(len(place))
-        self._clip_rows: IntArray = self._rows[which.reshape(keys.shape)]
-        self.arena = part.acquire(keys.size if part.direct else len(place))
+        if part.direct:
+            self._keys, self._rows, which = np.unique(keys, return_index=True, return_inverse=True)
+            which = self._rows[which]
+        else:
+            self._keys, which = np.unique(keys, return_inverse=True)
+            self._rows = np.arange(len(self._keys))
+        self._clip_rows: IntArray = which.reshape(keys.shape)
+        self.arena = part.acquire(keys.size if part.direct else len(self._keys))
         self._direct = {name: builder.rows[name] for name in part.direct}
         self._target = self._direct | {name: self.arena[name] for name in part.specs}
         self._frame_nbytes, self._names = part.frame_bytes // len(part.grids), part.specs.keys()
@@ -199,11 +203,13 @@ class CallFrames(GroupFrames):
         return self._keys
 
     def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
-        assigned = []
-        for load in waiting:
-            rows = self._rows[self._keys.searchsorted(frame_keys(load.episode, load.frames))]
+        assigned, stop = [], 0
+        for load in waiting:  # together, they have all frames of the call in their order
+            start, stop = stop, stop + len(load.frames)
+            rows = self._rows[start:stop]
             nbytes = len(rows) * self._frame_nbytes
             assigned.append(AssignedLoad(0, load, self._target, load.frames, rows, nbytes))
+        assert stop == len(self._keys), "loads lack frames of the call"
         return assigned, []
 
     def find(self, clips: Clips, frames: FrameLookup) -> Iterator[ClipRows[Any]]:  # noqa: ARG002

@@ -111,6 +111,8 @@ class FrameLookup:
         key = id(table), id(self._clip_frames.windows[feature])
         if (rows := self._rows.get(key)) is None:
             rows = table.find(self._clips.episode[:, None], self.of(feature))
+            # A row -1 would be another frame, in silence.
+            assert rows.size == 0 or rows.min() >= 0, "a clip has a frame without a row"
             self._rows[key] = rows
         return rows
 

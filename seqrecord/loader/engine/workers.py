@@ -56,6 +56,8 @@ def joined_loads(
     placed: Sequence[AssignedLoad], loader: ChunkLoader, num_threads: int
 ) -> list[list[AssignedLoad]]:
     """Join small consecutive loads of a group, for tasks of threads."""
+    if len(placed) == 1:
+        return [[*placed]]
     nbytes = sum(item.nbytes for item in placed)
     limit = max(_LEAST_TOGETHER, min(nbytes // num_threads // 2, _MOST_TOGETHER))
     joined, joined_place = list[list[AssignedLoad]](), (-1, 0)
