@@ -70,6 +70,7 @@ def size_and_blocks(file: Path) -> tuple[int, int]:
     return status.st_size, 512 * status.st_blocks
 
 
+@pytest.mark.timeout(600)  # a thousand places; 100 s on a quiet machine
 def test_damage_of_every_byte(tmp_path: Path, thorough: bool) -> None:
     path, cache = write(tmp_path / "records", 2, 4), tmp_path / "cache"
     expected = read(path, cache)[0]
