@@ -8,7 +8,8 @@ batches beyond the number that the sum of costs needs; |correlation| of mean len
 batch, the mean of all ranks, and its standard error in random orders; decoded frames for each
 stored one; buffers in parts of `memory_limit`; episodes in a batch with the budget, and in a batch
 of equally many clips without. `--plans` measures the plans of the same loaders, which read no
-frame: all but the last three. `--planning` measures the CPU time of plans instead.
+frame: all but the last three. `--seeds N` has the correlation of packed batches over N seeds, with
+its sign: mean and standard deviation. `--planning` measures the CPU time of plans instead.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 import seqrecord
 from seqrecord import Budget, SeqRecordPipe, SeqRecordWriter
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import plan_clips
 from seqrecord.loader.sampling.runs import Shard
+from seqrecord.store.clips.tables import IntArray
 
 __all__ = ["CASES", "Case", "Use", "measure", "measure_plans", "planning_seconds", "write"]
 
@@ -87,11 +90,48 @@ class Use:
     used: float
     padding: float
     extra: float
-    correlation: float
+    trend: float  # correlation of mean length and number of a batch, mean of the ranks
     decodes: float = nan  # from here on: of loaders alone
     buffers: float = nan
     episodes: float = nan
     episodes_before: float = nan
+
+    @property
+    def correlation(self) -> float:
+        """|correlation|, see above."""
+        return abs(self.trend)
+
+    @classmethod
+    def of(
+        cls, ranks: Sequence[RankUse], lengths: IntArray, size: int, *, padded: bool, **more: float
+    ) -> Use:
+        """Summarize ranks; `lengths` are the frames of all lists, `size` those of a budget."""
+        batches, used, padding, trends = zip(*ranks, strict=True)
+        assert {*batches} == {batches[0]}
+        parts = 1 / (size // lengths) if padded else lengths / size
+        return cls(
+            batches[0],
+            ceil(float(parts.sum()) / RANKS),
+            min(used),
+            max(padding),
+            sum(batches) * size / int(lengths.sum()) - 1,
+            0.0 if np.isnan(trends).all() else float(np.nanmean(trends)),
+            **more,
+        )
+
+
+class RankUse(NamedTuple):
+    """The batches of a rank, see `Use`; `trend` is NaN if all lists have one length."""
+
+    batches: int
+    used: float
+    padding: float
+    trend: float
+
+
+def trend_of(mean: npt.NDArray[np.float64]) -> float:
+    """The correlation of the mean length, float64[batches], and the number of a batch."""
+    return float(np.corrcoef(mean, np.arange(len(mean)))[0, 1]) if mean.std() > 0 else nan
 
 
 def write(case: Case, folder: Path) -> dict[str, Any]:
@@ -111,9 +151,9 @@ def write(case: Case, folder: Path) -> dict[str, Any]:
 
 def measure(case: Case, folder: Path, table: dict[str, Any], budget: int, *, padded: bool) -> Use:
     """Iterate over an epoch of the loaders of all ranks."""
-    form, size, numbers = "pad" if padded else "list", budget * case.longest, list[int]()
-    used, padding, means, decoded, buffers = [], [], [], 0, 0.0
-    episodes, episodes_before, clips = list[int](), list[int](), 0
+    form, size, ranks = "pad" if padded else "list", budget * case.longest, list[RankUse]()
+    decoded, buffers, clips = 0, 0.0, 0
+    episodes, episodes_before = list[int](), list[int]()
     for rank in range(RANKS):
         options: Any = {"samples": table, "ragged": form, "rank": (rank, RANKS)}
         pipe = SeqRecordPipe(folder, batch_size=Budget(size), output="numpy", **options)
@@ -128,30 +168,23 @@ def measure(case: Case, folder: Path, table: dict[str, Any], budget: int, *, pad
         decoded += stats["frames_decoded"]
         buffers = max(buffers, stats["peak_buffer_bytes"] / stats["memory_limit"])
         rows, longest = np.array(counts), np.array(most)
-        numbers.append(len(rows))
-        used.append(float((longest * rows if padded else np.array(sums)).mean()) / size)
-        padding.append(1 - sum(sums) / float((longest * rows).sum()) if padded else 0.0)
-        if (mean := np.array(sums) / rows).std() > 0:  # else a rank has one length
-            means.append(float(np.corrcoef(mean, np.arange(len(rows)))[0, 1]))
+        used = float((longest * rows if padded else np.array(sums)).mean()) / size
+        padding = 1 - sum(sums) / float((longest * rows).sum()) if padded else 0.0
+        ranks.append(RankUse(len(rows), used, padding, trend_of(np.array(sums) / rows)))
         same = max(1, round(float(rows.mean())))
         plain = SeqRecordPipe(folder, batch_size=same, output="numpy", **options)
         episodes_before += [len({*batch["episode"]}) for batch in plain]
-    total = sum(map(len, table["frames"]))
-    assert {*numbers} == {numbers[0]}
     assert clips == len(table["frames"])
     lengths = np.array([*map(len, table["frames"])])
-    parts = 1 / (size // lengths) if padded else lengths / size
-    return Use(
-        numbers[0],
-        ceil(float(parts.sum()) / RANKS),
-        min(used),
-        max(padding),
-        sum(numbers) * size / total - 1,
-        abs(float(np.mean(means))) if means else 0.0,
-        decoded / total,
-        buffers,
-        float(np.mean(episodes)),
-        float(np.mean(episodes_before)),
+    return Use.of(
+        ranks,
+        lengths,
+        size,
+        padded=padded,
+        decodes=decoded / int(lengths.sum()),
+        buffers=buffers,
+        episodes=float(np.mean(episodes)),
+        episodes_before=float(np.mean(episodes_before)),
     )
 
 
@@ -162,31 +195,18 @@ def measure_plans(
     form: Any = "pad" if padded else "list"
     size, lengths = budget * case.longest, np.array([*map(len, table["frames"])])
     options = LoaderOptions(samples=table, ragged=form, batch_size=Budget(size), seed=seed)
-    planner = plan_clips(folder, options)
+    planner, ranks = plan_clips(folder, options), list[RankUse]()
     planner.plan_memory(RANKS)
-    used, padding, means, numbers = [], [], [], list[int]()
     for rank in range(RANKS):
         plan = planner.plan(0, Shard(rank, RANKS))
         assert plan.budget_use is not None
         assert plan.costs is not None
-        used.append(plan.budget_use.used)
-        padding.append(plan.budget_use.padding if padded else 0.0)
-        numbers.append(plan.num_batches)
         clips = plan.clips_between(0, plan.num_clips)
-        count = np.bincount(clips.batch)
-        mean = np.bincount(clips.batch, plan.costs.lengths(clips.sample)) / count
-        if mean.std() > 0:
-            means.append(float(np.corrcoef(mean, np.arange(len(mean)))[0, 1]))
-    assert {*numbers} == {numbers[0]}
-    parts = 1 / (size // lengths) if padded else lengths / size
-    return Use(
-        numbers[0],
-        ceil(float(parts.sum()) / RANKS),
-        min(used),
-        max(padding),
-        sum(numbers) * size / int(lengths.sum()) - 1,
-        abs(float(np.mean(means))) if means else 0.0,
-    )
+        sums = np.bincount(clips.batch, plan.costs.lengths(clips.sample))
+        trend = trend_of(sums / np.bincount(clips.batch))
+        padding = plan.budget_use.padding if padded else 0.0
+        ranks.append(RankUse(plan.num_batches, plan.budget_use.used, padding, trend))
+    return Use.of(ranks, lengths, size, padded=padded)
 
 
 def planning_seconds(folder: Path, *, padded: bool, rows: int = PLANNED_ROWS) -> float:
@@ -230,22 +250,42 @@ def lines(cases: Sequence[Case], measure: Callable[..., Use] = measure) -> Itera
                     yield "| " + " | ".join(cells) + " |"
 
 
+def trend_lines(cases: Sequence[Case], num_seeds: int) -> Iterator[str]:
+    """Lines of the table of trends: packed, mean and standard deviation over seeds; and chance."""
+    yield f"| lists | episodes | {'; '.join(map(str, BUDGETS))} longest | chance |"
+    yield "|---" * 4 + "|"
+    for case in cases:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name) / "records"
+            table, spreads, chances = write(case, folder), list[str](), list[str]()
+            for budget in BUDGETS:
+                place = case, folder, table, budget
+                uses = [measure_plans(*place, padded=False, seed=n) for n in range(num_seeds)]
+                trends = [use.trend for use in uses]
+                spreads.append(f"{np.mean(trends):.3f} ± {np.std(trends):.3f}")
+                chances.append(f"{(uses[0].batches * RANKS) ** -0.5:.3f}")
+        cells = case.name, f"{case.episodes:,}", "; ".join(spreads), "; ".join(chances)
+        yield "| " + " | ".join(cells) + " |"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table of cases whose names begin with an argument; all by default."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE")
     parser.add_argument("--planning", action="store_true", help="CPU seconds of plans")
     parser.add_argument("--plans", action="store_true", help="from plans; reads no frame")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--seeds", type=int, metavar="N", help="trends over N seeds, from plans")
+    options = parser.parse_args(arguments)
     print(f"seqrecord {seqrecord.__version__}, NumPy {np.__version__}")
-    if given.planning:
+    if options.planning:
         for padded in (False, True):
             with tempfile.TemporaryDirectory() as name:
                 seconds = planning_seconds(Path(name) / "records", padded=padded)
             print(f"{'padded' if padded else 'packed'}: {seconds:.2f} CPU s for 10^6 rows")
         return
-    cases = [case for case in CASES if case.name.startswith(tuple(given.cases) or "")]
-    for line in lines(cases, measure_plans if given.plans else measure):
+    cases = [case for case in CASES if case.name.startswith(tuple(options.cases) or "")]
+    table = lines(cases, measure_plans if options.plans else measure)
+    for line in table if options.seeds is None else trend_lines(cases, options.seeds):
         print(line, flush=True)
 
 

@@ -37,3 +37,14 @@ def test_rows_are_printed(
     budgets.main(["small"])
     row = r"\| small \| 8 \| 4 longest \| (packed|padded) \| \d+, \d+ \| \d+\.\d% \| "
     assert len(re.findall(row, capsys.readouterr().out)) == 2
+
+
+def test_trends_of_seeds_are_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(budgets, "CASES", (SMALL,))
+    monkeypatch.setattr(budgets, "BUDGETS", (4, 8))
+    budgets.main(["--seeds", "2"])
+    spread, chance = r"-?0\.\d{3} ± 0\.\d{3}", r"0\.\d{3}"
+    row = rf"\| small \| 8 \| {spread}; {spread} \| {chance}; {chance} \|"
+    assert len(re.findall(row, capsys.readouterr().out)) == 1
