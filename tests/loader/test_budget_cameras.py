@@ -87,6 +87,12 @@ def count_rows(batches: Iterable[Any], offset: int = 0) -> Counter[Any]:
     return rows
 
 
+def options(ragged: str, **others: Any) -> dict[str, Any]:
+    """Arguments of loaders of all rows."""
+    of_rows = {"samples": table(), "features": ["image"], "camera": True}
+    return {**of_rows, "ragged": ragged, "batch_size": Budget(SIZE), **others}
+
+
 def all_rows() -> Counter[Any]:
     columns = table()
     pairs = zip(columns["episode"], columns["frames"], strict=True)
@@ -96,22 +102,12 @@ def all_rows() -> Counter[Any]:
 @pytest.mark.parametrize("ragged", FORMS)
 @pytest.mark.parametrize("cls", [SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode])
 def test_poses_are_of_the_frames(records: Path, cls: Any, ragged: str) -> None:
-    options: dict[str, Any] = {"samples": table(), "features": ["image"], "camera": True}
-    loader = cls(records, **options, ragged=ragged, batch_size=Budget(SIZE))
-    assert count_rows(loader) == all_rows()
+    assert count_rows(cls(records, **options(ragged))) == all_rows()
 
 
 @pytest.mark.parametrize("ragged", FORMS)
 def test_crops_move_cameras(records: Path, ragged: Any) -> None:
-    loader = SeqRecordPipe(
-        records,
-        samples=table(),
-        features=["image"],
-        camera=True,
-        ragged=ragged,
-        batch_size=Budget(SIZE),
-        clip_transform=CenterCrop((14, 18)),
-    )
+    loader = SeqRecordPipe(records, **options(ragged, clip_transform=CenterCrop((14, 18))))
     assert count_rows(loader, offset=2) == all_rows()
 
 
@@ -122,15 +118,7 @@ def test_workers_and_resuming_on_other_ranks(records: Path, ragged: Any) -> None
     for ranks, workers, number in ((3, 0, 3), (2, 2, 4), (1, 0, 1 << 20)):
         states = set[str]()
         for rank in range(ranks):
-            loader = SeqRecordIterableDataset(
-                records,
-                samples=table(),
-                features=["image"],
-                camera=True,
-                ragged=ragged,
-                batch_size=Budget(SIZE),
-                rank=(rank, ranks),
-            )
+            loader = SeqRecordIterableDataset(records, **options(ragged, rank=(rank, ranks)))
             if state is not None:
                 loader.load_state_dict(json.loads(state))
             batches: Any = DataLoader(loader, None, num_workers=workers) if workers else loader

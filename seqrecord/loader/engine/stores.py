@@ -341,7 +341,7 @@ class ResidentFrames(_ArenaFrames):
 
 class PlannedFrames(ResidentFrames):
     """`ResidentFrames` of a plan: a load contains all frames of a chunk that the plan's clips use,
-    for any cursor, even if this epoch is left early.
+    for any cursor. Those of ended loads stay for later epochs, even if this epoch is left early.
 
     Args:
         used: rows between the first and last frame of any clip of the plan; bool [rows].

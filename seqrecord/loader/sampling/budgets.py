@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.loader.sampling.random_order import hash64
+from seqrecord.loader.sampling.random_order import hash64, ranks_of
 from seqrecord.store.clips.frames import COPIES
 from seqrecord.store.clips.tables import IntArray
 
@@ -195,9 +195,7 @@ def arrange(stream: Stream, cost: IntArray, costs: ClipCosts, key: int | None) -
         batch = _mixed_rest(batch, batches, cost, costs)
     hashes = hash64(key, np.arange(len(batches.window)))
     order = np.lexsort((hashes, ~batches.continues, batches.window))
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    place = rank[batch]
+    place = ranks_of(order)[batch]
     return Arrangement(np.argsort(place, kind="stable"), np.cumsum(np.bincount(place)))
 
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, ranks_of
 from seqrecord.loader.sampling.runs import CursorShares, Cuts, Runs, divide_shares
 from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.tables import IntArray
@@ -38,7 +38,7 @@ def deal_runs(runs: Runs, cost_of: ValueOf, weight_of: ValueOf, num_shards: int,
     `key`. If a run is longer than a shard, long runs are cut where shards end, between the short
     ones: else a shard inside of one would have no other clips.
     """
-    samples, begins = runs.all_samples, _run_begins(runs)
+    samples, begins = runs.all_samples, runs.begins
     totals = np.add.reduceat(weight_of(samples), begins)
     mean = np.add.reduceat(cost_of(samples), begins) / runs.run_clips
     share, rest = divmod(int(totals.sum()), num_shards)
@@ -58,7 +58,7 @@ def deal_runs(runs: Runs, cost_of: ValueOf, weight_of: ValueOf, num_shards: int,
     targets = np.clip(filled.sum() + np.maximum.accumulate(room), filled.sum(), paid[-1])
     cuts = nearest_clips(paid, targets)
     runs = _cut(runs, cuts)
-    begins = _run_begins(runs)
+    begins = runs.begins
     group = np.searchsorted(cuts, begins, side="right")
     group[: len(of_short)] = of_short
     return _ordered(runs, group, key)
@@ -85,7 +85,7 @@ def shares_by_cost(
     whole, rest = divmod(int(paid[-1]), count)
     number = np.arange(count + 1)
     targets = number * whole + number * rest // count
-    edges, run_bounds = nearest_clips(paid, targets), np.append(_run_begins(sequence), len(cost))
+    edges, run_bounds = nearest_clips(paid, targets), np.append(sequence.begins, len(cost))
     if cuts.whole:  # a run is not cut for less than a clip
         near = run_bounds[nearest_clips(paid[run_bounds], targets)]
         edges = np.where(np.abs(paid[near] - targets) <= cost.max(), near, edges)
@@ -138,11 +138,11 @@ def turn_runs(sequence: Runs, shares: CursorShares, cost: IntArray, *, pads: boo
         of_shard, value = int(shard[cursor]), int(trend[cursor])
         is_turned[cursor] = sums[of_shard] * value > 0
         sums[of_shard] += -value if is_turned[cursor] else value
-    begins = _run_begins(runs)
+    begins = runs.begins
     cursor_of_run = np.searchsorted(starts, begins, side="right") - 1
     run = np.arange(len(begins))
     number = np.where(is_turned[cursor_of_run], -run, run)
-    return runs.ordered(_ranks(np.lexsort((number, cursor_of_run))))
+    return runs.ordered(ranks_of(np.lexsort((number, cursor_of_run))))
 
 
 def nearest_clips(paid: IntArray, targets: IntArray) -> IntArray:
@@ -170,30 +170,11 @@ def _strata(mean: npt.NDArray[np.float64], num_groups: int, key: int) -> IntArra
 
 def _cut(runs: Runs, clips: IntArray) -> Runs:
     """The same clips in runs that begin at `clips`, too; runs have numbers without gaps."""
-    return runs.cut(np.setdiff1d(clips, _run_begins(runs)))
+    return runs.cut(np.setdiff1d(clips, runs.begins))
 
 
 def _ordered(runs: Runs, group: IntArray, key: int | None = None) -> Runs:
     """The runs sorted by group, int64[runs]; in a group as they are, or in an order of `key`."""
     number = np.arange(len(group))
     hashes = number if key is None else hash64(key_of(Purpose.COST_RUNS, key), number)
-    return runs.ordered(_ranks(np.lexsort((hashes, group))))
-
-
-def _ranks(order: IntArray) -> IntArray:
-    """The place of each number in an order of them, int64[n]."""
-    ranks = np.empty_like(order)
-    ranks[order] = np.arange(len(order))
-    return ranks
-
-
-def _first_rows(runs: Runs) -> npt.NDArray[np.bool_]:
-    """Whether each row is the first of its run; bool[rows]."""
-    is_first: npt.NDArray[np.bool_] = np.diff(runs.run, prepend=-1) != 0
-    return is_first
-
-
-def _run_begins(runs: Runs) -> IntArray:
-    """The first clip of each run; int64[runs]."""
-    begins: IntArray = runs.first_clip[_first_rows(runs)]
-    return begins
+    return runs.ordered(ranks_of(np.lexsort((hashes, group))))

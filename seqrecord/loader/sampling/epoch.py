@@ -254,13 +254,12 @@ class EpochLayout:
             if num_copies is not None:
                 of_runs = num_copies, self._lengths(runs)
                 runs, begins = in_step(runs, *of_runs, key, self.num_shards, settings.cursors)
-        cuts = Cuts.of(runs.episode, self.episodes, self.windows)
         if self.costs is not None and len(runs):
             runs, shares = self._share_costs(runs, begins, weights, at_runs=is_spread)
             return runs, CursorShares(*(column[shards] for column in shares))
         return runs, shares_of(
             runs,
-            cuts,
+            Cuts.of(runs.episode, self.episodes, self.windows),
             shards,
             self.num_shards,
             settings.cursors,

@@ -135,6 +135,13 @@ def permutation(key: int, length: int) -> IntArray:
     return np.argsort(hash64(key, np.arange(length)), kind="stable")
 
 
+def ranks_of(order: IntArray) -> IntArray:
+    """The place of each number in a permutation, int64[n]: its inverse."""
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(order))
+    return ranks
+
+
 def phase_of_epoch(first: IntArray, count: IntArray, stride: int, *, epoch: int, seed: int) -> int:
     """The phase of an epoch, below `stride`, for runs of `count` starts from `first`, int64[n].
 

@@ -364,10 +364,15 @@ class Runs:
         snapped: IntArray = self.first_clip[row] + np.maximum(step, 0)
         return snapped
 
+    @property
+    def begins(self) -> IntArray:
+        """The first clip of each run, int64[runs]."""
+        begins: IntArray = self.first_clip[np.diff(self.run, prepend=-1) != 0]
+        return begins
+
     def nearest(self, clips: IntArray) -> IntArray:
         """Move clips to the nearest start of a run, or to the end; int64[n]."""
-        begins = self.first_clip[np.diff(self.run, prepend=-1) != 0]
-        bounds = np.append(begins, self.num_clips)
+        bounds = np.append(self.begins, self.num_clips)
         edges: IntArray = bounds[np.searchsorted(bounds[:-1] + np.diff(bounds) // 2, clips)]
         return edges
 
@@ -377,7 +382,7 @@ class Runs:
         The shards are clips `[first, last)`, int64[shards, 1] each. Their shares are about equal,
         and each has a run of its own; if there are fewer runs, the first shares are empty.
         """
-        begins = self.first_clip[np.diff(self.run, prepend=-1) != 0]
+        begins = self.begins
         low = np.searchsorted(begins, share_begin, side="right")
         high = np.searchsorted(begins, share_end, side="left")
         number = np.arange(num_shares - 1)

@@ -98,8 +98,7 @@ def spread_runs(
     cuts = runs.snap(np.minimum(wanted + half, ends[owner] - 1), places)
     parts = runs.cut(distinct(cuts[cuts > (ends - clips)[owner]]))
 
-    first = parts.first_clip[np.diff(parts.run, prepend=-1) != 0]
-    whole = runs.run[runs.find(first)[0]]  # of each part
+    whole = runs.run[runs.find(parts.begins)[0]]  # of each part
     count = np.bincount(whole)
     rank = np.empty(len(whole), np.int64)
     drawn = hash64(key_of(Purpose.RUN_PARTS, key), np.arange(len(whole)))
