@@ -17,7 +17,6 @@ import seqrecord
 from seqrecord import FrameCache, SeqRecordMix, SeqRecordPipe, SeqRecordWriter
 from seqrecord.errors import StorageError
 from tests.kit.datasets import noise, write_dataset
-from tests.kit.faults import fail_calls
 from tests.kit.frame_files import frame_files, used_bytes
 
 EPISODES, FRAMES, SIDE = 8, 4, 32
@@ -130,7 +129,17 @@ def test_only_failures_of_the_disk_pause(
 ) -> None:
     path, cache = write(tmp_path / "records"), tmp_path / "cache"
     read(path, cache)
-    fail_calls(monkeypatch, os, "open", number, below=frame_files(cache)[0])
+    files, opened, real = {*frame_files(cache)}, list[Path](), os.open
+
+    def fail_first(target: Any, *args: Any, **options: Any) -> int:
+        """The one that is opened first fails: others, in other threads, may come before a pause."""
+        if Path(target) in files:
+            opened.append(Path(target))
+            if opened[-1] == opened[0]:
+                raise OSError(number, os.strerror(number), target)
+        return real(target, *args, **options)
+
+    monkeypatch.setattr(os, "open", fail_first)
     found = read(path, cache)["frames_from_cache"]
     assert (found == (EPISODES - 1) * FRAMES) == (number != errno.EIO)
 
