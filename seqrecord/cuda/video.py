@@ -1,11 +1,12 @@
 """Decodes video on a device by torchcodec, directly into arena rows.
 
 torchcodec reads files, so the packets of a page are wrapped in an in-memory container, without
-re-encoding. NVDEC decodes it on a GPU, FFmpeg on "cpu", which allows tests without a GPU.
+re-encoding. FFmpeg decodes it: by NVDEC on a GPU, and on "cpu", which allows tests without a GPU.
 
 Results are verified. Frame numbers are encoded as timestamps. The first frames of each feature are
-compared with PyAV, because NVDEC supports fewer color spaces than FFmpeg. If torchcodec fails or
-its frames differ, PyAV decodes on the host from then on, and one line is logged.
+compared with PyAV, because NVDEC supports fewer color spaces than FFmpeg. If torchcodec fails,
+decodes on the host, or its frames differ, PyAV decodes on the host from then on, and one line is
+logged.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
@@ -58,9 +59,9 @@ class DeviceVideo:
         # finalizer may run in any thread.
         # tests/cuda/test_device_video.py::test_decoders_are_destroyed_by_engine_threads
         self.ended_decoders: deque[Any] = deque()
-        self.make: Callable[..., Any] | None = None
+        self.make: Callable[[bytes, torch.device], Any] | None = None
         try:
-            self.make = _video_decoder()
+            self.make = _import_decoder()
         except (ImportError, RuntimeError, OSError) as error:  # no FFmpeg, or another torch
             self.give_up(f"torchcodec cannot be imported ({_line(error)})")
             return
@@ -82,18 +83,15 @@ class DeviceVideo:
         """Create a decoder of a file, which ends after `owner` is deleted."""
         self.end_decoders()
         assert self.make is not None, "called while torchcodec works"
-        device = self.stream.device
-        decoder = self.make(mp4_file, dimension_order="NHWC", device=device)
+        decoder = self.make(mp4_file, self.stream.device)
         weakref.finalize(owner, self.ended_decoders.append, decoder).atexit = False
-        if device.type != "cpu" and getattr(decoder, "cpu_fallback", False):
-            raise ValueError(str(decoder.cpu_fallback))
         return decoder
 
     def end_decoders(self) -> None:
         """End unused decoders, after the device is done with their frames.
 
-        torchcodec gives NVDEC's decoder to the next user, in any thread, while the conversion of
-        the last frame may still be queued.
+        The end of a decoder frees its surfaces, while the conversion of its last frame may still be
+        queued.
         """
         decoders = []
         with suppress(IndexError):  # several threads may call this
@@ -258,7 +256,9 @@ class _PageReader:
         return decoder
 
     def _check(self, frames: Sequence[int], pixels: torch.Tensor) -> None:
-        """Raise `ValueError` if frames differ from those of PyAV."""
+        """Raise `ValueError` if the GPU decoded no frame, or frames differ from those of PyAV."""
+        if self._video.stream.device.type != "cpu" and self._decoder.cpu_fallback:
+            raise ValueError(str(self._decoder.cpu_fallback))
         host = VideoReader(*self._page_parts)
         codec = self._page_parts[0]
         for frame, picture in zip(frames, pixels.cpu().numpy(), strict=True):
@@ -317,10 +317,17 @@ def _line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:200]
 
 
-def _video_decoder() -> Callable[..., Any]:
-    from torchcodec.decoders import VideoDecoder
+def _import_decoder() -> Callable[[bytes, torch.device], Any]:
+    from torchcodec.decoders import VideoDecoder, set_cuda_backend
 
-    return VideoDecoder  # type: ignore[no-any-return]
+    def make(mp4_file: bytes, device: torch.device) -> Any:
+        # The default, "nvdec", maps a picture after the parser has given its surface to the next
+        # one: torchcodec 0.14 returned another frame's pixels under the right timestamp.
+        # tests/cuda/test_device_video.py::test_a_gpu_decodes_into_its_rows
+        with set_cuda_backend("ffmpeg") if device.type == "cuda" else nullcontext():
+            return VideoDecoder(mp4_file, dimension_order="NHWC", device=device)
+
+    return make
 
 
 @cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -236,6 +238,25 @@ def test_a_gpu_decodes_into_its_rows(
     stats = run(tmp_path / "r", frames, "cuda", most)
     assert len(fallbacks(caplog)) <= 1
     assert (stats["device_bytes"] < 165 * SIZE[0] * SIZE[1] * 3 / 10) == (not fallbacks(caplog))
+
+
+@NEEDS_TORCHCODEC
+def test_ffmpeg_drives_nvdec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchcodec's own backend returns wrong pictures, see `test_a_gpu_decodes_into_its_rows`."""
+    chosen: list[str] = []
+
+    @contextmanager
+    def choose(backend: str) -> Iterator[None]:
+        chosen.append(backend)
+        yield
+        chosen.pop()
+
+    monkeypatch.setattr("torchcodec.decoders.set_cuda_backend", choose)
+    monkeypatch.setattr("torchcodec.decoders.VideoDecoder", lambda *_, **__: [*chosen])
+    make = DeviceVideo(codec_of("h264").spec, CPU).make
+    assert make is not None
+    assert make(b"", torch.device("cuda", 1)) == ["ffmpeg"]
+    assert make(b"", torch.device("cpu")) == []
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
