@@ -1,4 +1,4 @@
-"""CUDA: rows and batches on a GPU, and torchcodec. Experimental: it has not run on a GPU yet.
+"""CUDA: rows and batches on a GPU, and torchcodec. Experimental: it has run on one GPU only.
 
 With `device="cuda"` decoded frames cross to the GPU once, through pinned memory on a side stream,
 and batches are gathered there. Tests use a stand-in of CUDA on the CPU that checks the order of
