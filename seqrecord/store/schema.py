@@ -278,7 +278,10 @@ class Schema(dict[str, FeatureSpec]):
     @property
     def groups(self) -> tuple[Schema, ...]:
         """A schema for each group, in order of group number."""
-        return tuple(self.group(number) for number in sorted({s.group for s in self.values()}))
+        specs_by_group = dict[int, list[FeatureSpec]]()
+        for spec in self.values():
+            specs_by_group.setdefault(spec.group, []).append(spec)
+        return tuple(Schema(specs) for _, specs in sorted(specs_by_group.items()))
 
     def group(self, number: int) -> Schema:
         """The features of one group, in order. Raises `SchemaError` if there is none."""

@@ -352,15 +352,17 @@ def _weighted(
     if join == "intersection" and used:
         features = joined_features(used, join)
     datasets = [one.in_mix(features, seed) if one.name in used else one for one in datasets]
-    sizes = _sizes(sources, datasets)
+    sizes, clips = dict.fromkeys(sources, SourceSize(0, 0)), _chosen_clips(sources)
+    for dataset in datasets:
+        sizes[dataset.source] += dataset.size
+    for name, number in clips.items():
+        sizes[name] = replace(sizes[name], clips=number)
     weights = Proportions.of(sizes, weights=weights_at(0), **others)
     is_drawn = {name: changes != (0,) or bool(weight) for name, weight in weights.weights.items()}
     drawn = [one for one in datasets if one.name in used and is_drawn[one.source]]
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
     most = MOST_SLOTS if changes == (0,) else max(_MOST_CHANGING, 16 * len(drawn))
-    return drawn, _weighting(
-        drawn, sizes, _chosen_clips(sources), weights_at, changes, others, most
-    )
+    return drawn, _weighting(drawn, sizes, clips, weights_at, changes, others, most)
 
 
 def _weighting(
@@ -379,19 +381,12 @@ def _weighting(
 
 def _chosen_clips(sources: Mapping[str, Any]) -> dict[str, int]:
     """Clips per epoch, of sources that are mixes and determine them."""
-    mixes = {name: source for name, source in sources.items() if isinstance(source, SeqRecordMix)}
-    clips = {name: mix._mix.planner.epoch_clips for name, mix in mixes.items()}
-    return {name: number for name, number in clips.items() if number is not None}
-
-
-def _sizes(sources: Mapping[str, Any], datasets: Sequence[SourceDataset]) -> dict[str, SourceSize]:
-    """The sizes of sources, of the features that are read."""
-    sizes = {name: SourceSize(0, 0) for name in sources}
-    for dataset in datasets:
-        sizes[dataset.source] += dataset.size
-    for name, clips in _chosen_clips(sources).items():
-        sizes[name] = replace(sizes[name], clips=clips)
-    return sizes
+    clips = dict[str, int]()
+    for name, source in sources.items():
+        number = source._mix.planner.epoch_clips if isinstance(source, SeqRecordMix) else None
+        if number is not None:
+            clips[name] = number
+    return clips
 
 
 def _datasets(name: Any, source: Any) -> list[SourceDataset]:

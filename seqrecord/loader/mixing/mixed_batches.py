@@ -99,7 +99,7 @@ class MixedBatches:
                 kinds[number][name] = "a feature"
                 form.setdefault(name, view)  # of the first source with the feature
             kinds[number] |= dict.fromkeys(texts & names_in(view), "values of texts")
-            for column in view.columns.in_table(view.samples.samples_in(0)):
+            for column in view.columns.in_table(view.samples.in_epoch(0).samples):
                 is_list = column.dtype is None
                 kinds[number][column.name] = "a list" if is_list else f"a column {column.text}"
                 columns[column.name] = column

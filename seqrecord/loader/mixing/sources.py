@@ -78,12 +78,7 @@ class SourceDataset:
         """The clips of its epoch 0, and the frames of its selected episodes."""
         view = self.view
         num_frames = view.dataset.contents.index.num_frames[view.episode_rows]
-        return SourceSize(view.samples.in_epoch(0).num_clips, int(num_frames.sum()))
-
-    @property
-    def seed(self) -> int:
-        """The seed of its order in the mix."""
-        return self.view.samples.seed
+        return SourceSize(view.samples.clips_in(0).num_clips, int(num_frames.sum()))
 
     def of_state(self, source: SourceState) -> SourceDataset:
         """The dataset with the episodes and samples of a state: itself, unless it has grown.
@@ -230,7 +225,7 @@ class SourceLoader(ClipLoader):
 
     Args:
         dataset: the dataset.
-        view: its clips, with the steps of the mix.
+        view: its clips, with the seed and the steps of the mix.
         mix: the options of the mix.
         batch_size: approximate number of its clips in a batch.
         limit_in, machine_part: see `Planner`.
@@ -251,13 +246,12 @@ class SourceLoader(ClipLoader):
             engine["video_decoder"] = "pyav"  # its frames are on the host
         options = replace(
             dataset.options,
-            seed=dataset.seed,
+            seed=view.samples.seed,
             batch_size=batch_size,
             engine=replace(mix.tuning, **engine),
             rank=mix.rank,
             device=mix.device,
         )
-        view = view.with_seed(options.seed)
         super().__init__(Planner.of(view, options, limit_in, machine_part))
         self.name = dataset.name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 
 from seqrecord.errors import ClipError, located
 from seqrecord.loader.clips.samples import Samples
-from seqrecord.loader.pipes.columns import CU_SEQLENS
+from seqrecord.loader.pipes.columns import CU_SEQLENS, ClipColumn
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.view import View
@@ -154,7 +154,7 @@ class SampleCosts:
 
     def check_names(self, view: View) -> None:
         """Raise `ClipError` if another entry of a packed batch is called `cu_seqlens`."""
-        names = {*view.batch_arrays, *view.metadata, *view.samples.samples_in(0).own}
+        names = {*view.batch_arrays, *view.metadata, *view.samples.in_epoch(0).samples.own}
         is_wrong = self.form == "packed" and CU_SEQLENS in names
         problem = f"packed batches have the column {CU_SEQLENS}, and so has the dataset or samples"
         raise_if(is_wrong, problem, f"another name; or rename={{{CU_SEQLENS!r}: …}}", CU_SEQLENS)
@@ -182,10 +182,17 @@ class EpochCosts:
     Picklable.
 
     Costs of epoch 0 and of the last epoch are kept.
+
+    Attributes:
+        costs, view: the costs of samples, and the samples.
+        first_round: the most clips of an epoch's first round; with a budget, of a window.
+        window_frames: the frames of a window of lists of frames; 0 for other clips.
     """
 
     costs: SampleCosts | None = None
     view: View | None = None
+    first_round: int = FIRST_ROUND
+    window_frames: int = 0
     _made: dict[int, ClipCosts] = field(default_factory=dict, repr=False)
     _logged: set[int] = field(default_factory=set, repr=False)
 
@@ -208,23 +215,9 @@ class EpochCosts:
                 del self._made[other]
             max_rows = None if of_first is None else of_first.max_rows
             with located(ClipError, file=self.view.dataset.url):
-                samples = self.view.samples.samples_in(epoch)
+                samples = self.view.samples.in_epoch(epoch).samples
                 self._made[epoch] = self.costs.of_epoch(samples, max_rows)
         return self._made[epoch]
-
-    @property
-    def first_round(self) -> int:
-        """The most clips of an epoch's first round; with a budget, of a window."""
-        costs = self.of(0)
-        return FIRST_ROUND if costs is None else max(FIRST_ROUND, _window_rows(costs))
-
-    @property
-    def window_frames(self) -> int:
-        """The frames of a window of lists of frames; 0 for other clips."""
-        costs = self.of(0)
-        if costs is None or self.view is None or self.view.excerpts is None:
-            return 0
-        return ceil(_window_rows(costs) * float(costs.frames.mean()))
 
     def describe(self) -> dict[str, Any] | None:
         """The arguments that determine batches, as JSON; of a function, a hash of its values."""
@@ -232,7 +225,7 @@ class EpochCosts:
             return None
         cost = self.costs.budget.cost
         if not isinstance(cost, str):
-            values = self.costs.values(self.view.samples.samples_in(0))[0].astype("<i8")
+            values = self.costs.values(self.view.samples.in_epoch(0).samples)[0].astype("<i8")
             cost = f"function {hashlib.sha256(values.tobytes()).hexdigest()[:16]}"
         return {**asdict(self.costs.budget), "cost": cost, "padded": self.costs.pads}
 
@@ -240,7 +233,7 @@ class EpochCosts:
         """How many samples of an epoch cost more than the budget, for statistics."""
         if self.costs is None or self.view is None:
             return {}
-        samples = self.view.samples.samples_in(epoch)
+        samples = self.view.samples.in_epoch(epoch).samples
         return {"clips_too_large": self.costs.count_too_large(samples, epoch)}
 
     def log(self, plan: Plan) -> None:
@@ -279,25 +272,32 @@ def with_budget(view: View, options: LoaderOptions) -> tuple[View, int | None, E
     raise_if(is_wrong, problem, "a number of rows as batch_size, or another order")
     view = costs.with_drop(view)
     costs.check_names(view)
+    view.samples.clips_in(0)  # the budget may drop all
     epochs = EpochCosts(costs, view)
     of_first = epochs.of(0)
-    return view, None if of_first is None else of_first.mean_rows, epochs
+    assert of_first is not None, "a budget"
+    rows = of_first.window_batches * of_first.mean_rows  # of a window
+    frames = 0 if view.excerpts is None else ceil(rows * float(of_first.frames.mean()))
+    first_round = max(FIRST_ROUND, rows)
+    epochs = replace(epochs, first_round=first_round, window_frames=frames)
+    return view, of_first.mean_rows, epochs
 
 
 def fit_columns(
     columns: dict[str, Any],
-    per_frame: Iterable[str],
+    origin: Sequence[ClipColumn],
     costs: ClipCosts | None,
     clips: ClipKeys,
 ) -> dict[str, Any]:
     """Cut columns of frames to the longest list of a batch, and add `cu_seqlens`.
 
-    `per_frame` are the names of columns with a value for each listed frame, also of cameras.
+    Of `origin`, these have a value for each listed frame, also those of cameras.
     """
     if costs is None or costs.form == "stacked":
         return columns
     lengths = torch.from_numpy(costs.lengths(clips.sample))
     longest = int(lengths.max())
+    per_frame = [column.name for column in origin if column.per_frame]
     fitted = {name: columns[name][:, :longest] for name in per_frame}
     if costs.form == "packed":
         ends = lengths.cumsum(0, dtype=torch.int32)
@@ -319,11 +319,6 @@ class _Columns:
         is_wrong = name not in names
         raise_if(is_wrong, "a Budget refers to no column of samples", " or ".join(names), name)
         return self.samples[name]
-
-
-def _window_rows(costs: ClipCosts) -> int:
-    """The clips of a window."""
-    return costs.window_batches * costs.mean_rows
 
 
 def _place(samples: Samples, place: int) -> str:

@@ -36,14 +36,9 @@ def find_buffering_pipe() -> str | None:
 
     Raises `ClipError` for a `.sharding_filter()` behind pipes that may have other sources.
     """
-    passing, found = (
-        _codes(
-            torch_pipes.Mapper.__iter__, torch_pipes.Batcher.__iter__, torch_pipes.Filter.__iter__
-        ),
-        list[str](),
-    )
+    found = list[str]()
     for frame, _ in walk_stack(inspect.currentframe()):
-        if _of(frame, "torch.utils.data.datapipes.iter.") and frame.f_code not in passing:
+        if _of(frame, "torch.utils.data.datapipes.iter.") and frame.f_code not in _PASSING:
             pipe = frame.f_locals.get("self")  # it has just begun and buffers nothing
             if not isinstance(pipe, torch_pipes.ShardingFilter):
                 found.append(type(pipe).__name__)
@@ -88,11 +83,13 @@ def is_stateful() -> bool:
 
 def _find_fetcher(data: object) -> Any:
     """The DataLoader's object that requests items of `data`, possibly mapped; or `None`."""
-    frames = (frame for frame, _ in walk_stack(inspect.currentframe()))
-    own = (f for f in frames if _of(f, "torch.utils.data.") and f.f_code.co_name in _OF_FETCHER)
-    callers = (frame.f_locals.get("self") for frame in own)
-    fetcher: Any = next((one for one in callers if hasattr(one, "auto_collation")), None)
-    if fetcher is None:
+    fetcher: Any = None
+    for frame, _ in walk_stack(inspect.currentframe()):
+        if _of(frame, "torch.utils.data.") and frame.f_code.co_name in _OF_FETCHER:
+            fetcher = frame.f_locals.get("self")
+            if hasattr(fetcher, "auto_collation"):
+                break
+    else:
         return None
     source: Any = fetcher.dataset
     if type(source).__module__ == IterDataPipe.__module__:  # a wrapper for pickling
@@ -115,3 +112,9 @@ def _of(frame: FrameType, module: str) -> bool:
 
 def _codes(*methods: Callable[..., Any]) -> set[Any]:
     return {inspect.unwrap(method).__code__ for method in methods}
+
+
+# Methods of pipes that keep no item between two of their own.
+_PASSING = _codes(
+    torch_pipes.Mapper.__iter__, torch_pipes.Batcher.__iter__, torch_pipes.Filter.__iter__
+)

@@ -306,8 +306,8 @@ class ClipLoader:
         frames, drawing = self._drawn(epoch, draws)
         drawn = view.draws.draw(seed, epoch, clips, (), **drawing)
         columns, num_far = view.columns.fill(clips, frames, drawn, *memory)
-        per_frame = (column.name for column in view.columns.origin if column.per_frame)
-        return fit_columns(columns, per_frame, self.planner.costs.of(epoch), clips), num_far
+        costs = self.planner.costs.of(epoch)
+        return fit_columns(columns, view.columns.origin, costs, clips), num_far
 
     def _columns_of(self, plan: Plan, batch: Batch) -> dict[str, Any]:
         """The columns of a batch. The executing thread makes them, beside the consumer's steps."""

@@ -20,7 +20,7 @@ from seqrecord.loader.clips.samples import (
     value_form,
 )
 from seqrecord.loader.clips.segments import Segments, clips_in_segments, segment_columns
-from seqrecord.loader.pipes.clip_windows import SelectedWindows
+from seqrecord.loader.pipes.clip_windows import enumerate_windows, find_windows
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
@@ -68,9 +68,9 @@ def _of_lists(
     selected, excerpts, row, own, lacking = read_frame_lists(
         columns, names, missing, selected, most
     )
-    windows = SelectedWindows(options, dataset, selected, excerpts)
+    windows = find_windows(options, dataset, selected, excerpts)
     none = empty_clips(options.spec, np.arange(len(excerpts)), num_incomplete=lacking)
-    episodes = SelectedEpisodes(windows, selected, excerpts, len(columns["episode"]))
+    episodes = SelectedEpisodes(dataset, windows, selected, excerpts, len(columns["episode"]))
     samples = Samples.of(none, episodes, excerpts.excerpt, excerpts.start, own, row)
     return episodes, samples
 
@@ -82,7 +82,7 @@ def _of_segments(
     dilations = None
     if "dilation" in columns:
         dilations = np.unique(columns["dilation"]).tolist()
-    reaches = SelectedWindows(options, dataset, selected, dilations=dilations).extents
+    reaches = find_windows(options, dataset, selected, dilations=dilations).extents(selected)
     clips, num_short = clips_in_segments(columns, _names(dataset), reaches, options.stride or 1)
     if num_short:
         place, count = shown_place(dataset.url), len(columns["episode"])
@@ -102,19 +102,19 @@ def _of_starts(
     spec, dilations = options.spec, None
     if "dilation" in columns:
         dilations = np.unique(columns["dilation"]).tolist()
-    windows = SelectedWindows(options, dataset, selected, dilations=dilations)
-    episode, start, own = read_samples(columns, _names(dataset), windows.extents)
+    windows = find_windows(options, dataset, selected, dilations=dilations)
+    episode, start, own = read_samples(columns, _names(dataset), windows.extents(selected))
     mine = np.isin(episode, selected)
     selected = distinct(episode[mine])
     whole = np.zeros(len(episode), np.bool_)
     for some in [windows.dilations] if dilations is None else [(one,) for one in dilations]:
         rows = mine if dilations is None else mine & (own["dilation"] == some[0])
-        complete = windows.enumerate(spec, selected, some)
+        complete = enumerate_windows(windows, dataset, selected, spec, some)
         whole[rows] = complete.has(episode[rows], start[rows])
     row, lacking = np.flatnonzero(whole), int((mine & ~whole).sum())
     own = {name: taken(column, row) for name, column in own.items()}
     none = empty_clips(spec, selected, num_incomplete=lacking)
-    episodes = SelectedEpisodes(windows, selected, num_rows=num_rows or len(episode))
+    episodes = SelectedEpisodes(dataset, windows, selected, num_rows=num_rows or len(episode))
     samples = Samples.of(none, episodes, episode[row], start[row], own, row)
     return episodes, samples
 
@@ -134,13 +134,14 @@ def _of_episodes(
         key = index.key(int(episode[again]))
         raise ClipError(problem, episode=key, expected="a column start, or a row per episode")
     selected = np.intersect1d(episode, selected)
-    windows = SelectedWindows(options, dataset, selected)
+    windows = find_windows(options, dataset, selected)
     values = {
         name: ComputedValues(partial(_of_episode, column, row), *value_form(column))
         for name, column in own.items()
     }
-    episodes = SelectedEpisodes(windows, selected, num_rows=count)
-    samples = Samples(windows.enumerate(options.spec), episodes, values, episode_order=row)
+    episodes = SelectedEpisodes(dataset, windows, selected, num_rows=count)
+    clips = enumerate_windows(windows, dataset, selected, options.spec)
+    samples = Samples(clips, episodes, values, episode_order=row)
     return episodes, samples
 
 
@@ -161,7 +162,7 @@ def divide_excerpts(
     `arrays` are those of a frame. A warning counts repeated decodes of excerpts that are too large
     for memory.
     """
-    dataset, selected, excerpts = episodes.windows.dataset, episodes.selected, episodes.excerpts
+    dataset, selected, excerpts = episodes.dataset, episodes.selected, episodes.excerpts
     if most not in (BY_MEMORY, SMALLEST):
         return _of_lists(options, dataset, selected, most)
     assert excerpts is not None, "a table of frame lists"

@@ -218,7 +218,6 @@ class NoDraws:
     """No random parameters of clips; `draws.AugmentationSampler` draws them for `clip_transform`.
 
     Attributes:
-        made: arrays of a frame in batches, before functions.
         crops: the crops of each camera.
         functions: functions called after the crops.
         is_any: whether there is anything to draw.
@@ -231,9 +230,6 @@ class NoDraws:
     columns: tuple[ClipColumn, ...] = ()
     is_any = is_random = False
 
-    def __init__(self, made: Mapping[str, ArraySpec]) -> None:
-        self.made = made
-
     def draw(self, *_: Any, **_settings: Any) -> ClipDraws:
         """Draw parameters for clips; see `AugmentationSampler.draw`."""
         return ClipDraws()
@@ -243,6 +239,7 @@ class NoDraws:
         return {}
 
 
+NO_DRAWS = NoDraws()
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 
 
@@ -262,58 +259,8 @@ class ClipColumns:
     episodes: ClipEpisodes
     origin: Sequence[ClipColumn]
     metadata: Sequence[ClipColumn]
-    constants: Sequence[ClipColumn] = ()
-    entries: Collection[str] = ()
-
-    @classmethod
-    def of(
-        cls,
-        episodes: ClipEpisodes,
-        frames: ClipFrames,
-        arrays: Mapping[str, ArraySpec],
-        *,
-        padded: Collection[str],
-        drawn: Sequence[ClipColumn],
-        drawn_window: ClipWindow | None,
-        constants: Sequence[ClipColumn],
-        metadata: Sequence[str],
-        entries: Collection[str],
-    ) -> ClipColumns:
-        """The columns of clips.
-
-        Args:
-            episodes: the episodes of the clips.
-            frames: the frames of each feature.
-            arrays: the features, and masks.
-            padded: features whose clips may have frames outside their episode.
-            drawn: the columns of random parameters.
-            drawn_window: the window from which a clip's frames are drawn; `None`: these are not.
-            constants: the columns with the same values for all clips.
-            metadata: names of metadata entries.
-            entries: names of features, and of the order's columns.
-        """
-        origin = [Column("episode", None, (), _keys), Column("start", _INT64, (), _starts)]
-        if (lists := episodes.excerpts) is not None:
-            origin.append(_of_frames(LISTED_FRAMES, _INT64, lists.length, _listed))
-            if episodes.lists_differ:
-                origin.append(_of_frames(FRAMES_IS_PAD, _BOOL, lists.length, _behind_lists))
-        elif drawn_window is not None:
-            make = partial(_drawn_frames, drawn_window)
-            origin.append(_of_frames("frames", _INT64, drawn_window.length, make))
-        origin += drawn
-        distances = list[ClipColumn]()  # of features without a mask, behind all masks
-        for name, spec in arrays.items():
-            window = frames.windows[name]
-            has_mask = spec.mask_of is None and (name in padded or window.pads)
-            if has_mask:
-                fill = partial(_is_pad, name)
-                origin.append(_of_frames(f"{name}_is_pad", _BOOL, window.length, fill))
-            if spec.mask_of is None and isinstance(window, NearestWindow):
-                distance = f"{name}_{'wait' if window.looks_ahead else 'age'}"
-                column = _of_frames(distance, _INT64, window.length, partial(_distance, name))
-                (origin if has_mask else distances).append(column)
-        listed = [Column(name, None, (), partial(_metadata, name)) for name in metadata]
-        return cls(episodes, [*origin, *distances], listed, constants, entries)
+    constants: Sequence[ClipColumn]
+    entries: Collection[str]
 
     def in_table(
         self, samples: SampleValues | None, entries: Collection[str] = ()
@@ -418,6 +365,56 @@ class BatchClips:
 
 ClipColumn: TypeAlias = Column[BatchClips]
 """A column of a loader's batches."""
+
+
+def origin_columns(
+    episodes: ClipEpisodes,
+    frames: ClipFrames,
+    arrays: Mapping[str, ArraySpec],
+    *,
+    padded: Collection[str],
+    drawn: Sequence[ClipColumn],
+    drawn_window: ClipWindow | None,
+) -> list[ClipColumn]:
+    """The columns of clips from episodes, frames and draws, see `ClipColumns`.
+
+    Args:
+        episodes: the episodes of the clips.
+        frames: the frames of each feature.
+        arrays: the features, and masks.
+        padded: features whose clips may have frames outside their episode.
+        drawn: the columns of random parameters.
+        drawn_window: the window from which a clip's frames are drawn; `None`: these are not.
+    """
+    origin: list[ClipColumn] = [
+        Column("episode", None, (), _keys),
+        Column("start", _INT64, (), _starts),
+    ]
+    if (lists := episodes.excerpts) is not None:
+        origin.append(_of_frames(LISTED_FRAMES, _INT64, lists.length, _listed))
+        if episodes.lists_differ:
+            origin.append(_of_frames(FRAMES_IS_PAD, _BOOL, lists.length, _behind_lists))
+    elif drawn_window is not None:
+        make = partial(_drawn_frames, drawn_window)
+        origin.append(_of_frames("frames", _INT64, drawn_window.length, make))
+    origin += drawn
+    distances = list[ClipColumn]()  # of features without a mask, behind all masks
+    for name, spec in arrays.items():
+        window = frames.windows[name]
+        has_mask = spec.mask_of is None and (name in padded or window.pads)
+        if has_mask:
+            fill = partial(_is_pad, name)
+            origin.append(_of_frames(f"{name}_is_pad", _BOOL, window.length, fill))
+        if spec.mask_of is None and isinstance(window, NearestWindow):
+            distance = f"{name}_{'wait' if window.looks_ahead else 'age'}"
+            column = _of_frames(distance, _INT64, window.length, partial(_distance, name))
+            (origin if has_mask else distances).append(column)
+    return [*origin, *distances]
+
+
+def metadata_column(name: str) -> ClipColumn:
+    """The column of a metadata entry."""
+    return Column(name, None, (), partial(_metadata, name))
 
 
 @dataclass(eq=False)

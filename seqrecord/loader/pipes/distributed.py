@@ -107,7 +107,10 @@ def _check_launcher(rank: Shard | None) -> None:
 
 def _refuse_jax(rank: Shard | None) -> None:
     """Raise `ClipError` if JAX has several processes, and another rank or none was found."""
-    index, count = _jax_process()
+    jax, index, count = sys.modules.get("jax"), 0, 1  # of its processes, without an import
+    is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", bool)
+    if jax is not None and is_initialized():  # `bool()` is false
+        index, count = jax.process_index(), jax.process_count()
     if count > 1 and rank != Shard(index, count):
         got = "none" if rank is None else f"rank {rank.index} of {rank.count}"
         raise ClipError(
@@ -116,15 +119,6 @@ def _refuse_jax(rank: Shard | None) -> None:
             "model pass the number of their data-parallel group",
             got=f"{got}, and JAX process {index} of {count}",
         )
-
-
-def _jax_process() -> tuple[int, int]:
-    """Index and number of JAX's processes after `jax.distributed.initialize`, without an import."""
-    jax = sys.modules.get("jax")
-    is_initialized = getattr(getattr(jax, "distributed", None), "is_initialized", bool)
-    if jax is None or not is_initialized():  # `bool()` is false
-        return 0, 1
-    return jax.process_index(), jax.process_count()
 
 
 def _refuse_accelerate(rank: Shard | None) -> None:

@@ -265,11 +265,11 @@ class AugmentationSampler(NoDraws):
         episode: IntArray,
         images: CameraColumns | None = None,
     ) -> None:
-        self._episodes, self.made = episodes, arrays
+        self._episodes, self.arrays = episodes, arrays
         kinds = {name: spec.kind for name, spec in dataset.features.items()}
         self.crops = tuple(ClipCrops.of(camera, arrays, kinds) for camera in cameras)
         for crops in self.crops:
-            self.made = crops.specs(self.made)
+            self.arrays = crops.specs(self.arrays)
             if crops.note is not None:
                 warn_once(f"{dataset.url}: clip_transform: {crops.note}")
         sizes: dict[str, Any] = {  # of stored and resized frames

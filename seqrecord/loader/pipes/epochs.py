@@ -77,7 +77,7 @@ class Epochs:
     def share(self) -> None:
         """Share the starts of iterations with workers that this process starts."""
         self._follow_workers()
-        self._workers.share()
+        self._workers.row.share()
 
     @property
     def current(self) -> int:
@@ -107,7 +107,7 @@ class Epochs:
                 raise conflict
             if self._last is not None:
                 self._last.end()  # its memory must be free before the next one's is taken
-            if self._workers.in_worker:
+            if self._workers.row.in_worker:
                 self._take_start()
             else:
                 self._follow_workers()
@@ -120,7 +120,7 @@ class Epochs:
             return map(_failed, [error])
         self._num_made += 1
         clips = self._clips(shard, self._num_made)
-        if not self._workers.in_worker:
+        if not self._workers.row.in_worker:
             return clips
         return self._workers.watch(clips, alone=self.loader.differs_by_epoch)
 
@@ -134,7 +134,7 @@ class Epochs:
         self._position = replace(position, batch=batch, batch_size=1, worker=alone, sources=())
         self._is_begun, self._num_workers, self._is_assigned = True, 0, False
         self._last = None  # until there is one
-        if self._workers.in_worker:
+        if self._workers.row.in_worker:
             self._workers.begin(position.epoch, alone=self.loader.differs_by_epoch)
         self._workers.publish(self._next)
         loader = self._loaders.at(position.epoch)
@@ -204,13 +204,13 @@ class Epochs:
         Raises `StateError` without `batches` if worker processes have the position.
         """
         self._follow_workers()
-        if not self._workers.in_worker:
+        if not self._workers.row.in_worker:
             self._use_of_workers()
         if self._buffering_pipe is not None and self._is_begun:
             raise _not_the_chains(
                 self._buffering_pipe, "the state after set_epoch(), between epochs"
             )
-        if batches is None and self._num_workers and not self._workers.in_worker:
+        if batches is None and self._num_workers and not self._workers.row.in_worker:
             raise StateError(
                 "the position is in a DataLoader's worker processes",
                 expected="state_dict(batches=…), with the batches that the training has taken in "
@@ -291,7 +291,7 @@ class Epochs:
         self._of_workers.loaded(state)
         self._go_to(saved)
         self._is_assigned = in_worker
-        if self._workers.in_worker and not self._workers.differs_from_set(saved.epoch):
+        if self._workers.row.in_worker and not self._workers.differs_from_set(saved.epoch):
             # A StatefulDataLoader that loads a state of a finished iteration starts the next
             # workers as soon as these have loaded it, and stops these before their first batch.
             _, plan, _, batch = self._planned(saved, shard)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +18,10 @@ from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.decoding import Transform
 from seqrecord.loader.engine.tensors import torch_dtype
 from seqrecord.loader.pipes.option_values import FrameTransform, Ragged
+from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
-from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.clips.grids import distinct
 from seqrecord.store.reading.array_specs import (
     ArraySpec,
     FrameFunction,
@@ -31,27 +32,62 @@ from seqrecord.store.reading.array_specs import (
     mask_name,
     unchanged_values,
 )
-from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import Schema
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import is_integer, raise_if
 
 
-def bound_transform(
+class FrameArrays(NamedTuple):
+    """The arrays of a frame.
+
+    Attributes:
+        stored: each feature as decoded. A variable shape has the size of the largest frame in the
+            episodes of samples.
+        rows: … after `frame_transform` or padding: for the rows of resident frames.
+        nested: features that come as nested tensors.
+        transform: the `frame_transform`, bound to the dataset's units, with its results.
+        is_deterministic: whether its results may be kept in memory.
+        unchanged: features that it leaves unchanged.
+    """
+
+    stored: Mapping[str, ArraySpec]
+    rows: Mapping[str, ArraySpec]
+    nested: frozenset[str] = frozenset()
+    transform: Transform | None = None
+    is_deterministic: bool = True
+    unchanged: frozenset[str] = frozenset()
+
+
+def find_arrays(
+    options: ClipOptions, episodes: SelectedEpisodes, samples: SampleEpochs
+) -> FrameArrays:
+    """The arrays of a request's frames. Calls `frame_transform` twice with the first frame.
+
+    Raises `ClipError` for a feature that `ragged` cannot convert.
+    """
+    dataset, rows = episodes.dataset, samples.common.typical.episode  # of all epochs
+    rows = distinct(rows if episodes.excerpts is None else episodes.excerpts.episode[rows])
+    stored, index = dict[str, ArraySpec](), dataset.contents.index
+    for name, spec in dataset.features.items():
+        largest = None if spec.is_fixed else index.largest_frames(name, rows)
+        stored[name] = ArraySpec(spec.dtype, spec.shape, largest, spec.value)
+    if options.frame_transform is not None:
+        return _of_transform(options.frame_transform, options.ragged, episodes, samples, stored)
+    texts = [place.name for place in dataset.contents.dictionaries]
+    return FrameArrays(stored, *ragged_arrays(options.ragged, stored, texts))
+
+
+def _of_transform(
     frame_transform: FrameFunction | FrameTransform,
     ragged: Ragged,
     episodes: SelectedEpisodes,
     samples: SampleEpochs,
     stored: Mapping[str, ArraySpec],
-) -> tuple[Transform, bool, frozenset[str]]:
-    """The `frame_transform`, bound to the dataset's units, with its results.
-
-    Also returns whether these may be kept in memory, and the features that it leaves unchanged. It
-    is called twice with the first frame.
-    """
+) -> FrameArrays:
+    """The arrays with the results of `frame_transform`."""
     from seqrecord.loader.clips.depth import DepthToMeters
 
-    dataset, windows = episodes.windows.dataset, episodes.windows.stored
+    dataset, windows = episodes.dataset, episodes.windows.stored
     problem = "ragged does not go with frame_transform, which gives frames of one shape"
     # Whether lists of frames differ in length is known from the table only, so lists of one
     # length take the same arguments.
@@ -60,18 +96,19 @@ def bound_transform(
     settings = frame_transform
     if not isinstance(settings, FrameTransform):
         settings = FrameTransform(settings)
-    transform = bind_schema(settings.function, dataset.features)
+    function = bind_schema(settings.function, dataset.features)
     clip = samples.first_clip
     place = windows.find(next(iter(windows.windows)), clip).frames[:, 0]
     row, frame = (int(numbers[0]) for numbers in windows.stored_frames(clip.episode, place))
     key = dataset.contents.index.key(row)
     try:
-        arrays, unchanged = _transformed(transform, dataset.episodes[key][frame], stored)
+        rows, unchanged = _transformed(function, dataset.episodes[key][frame], stored)
     except Exception as error:
         add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
         raise
-    is_deterministic = settings.deterministic or isinstance(transform, DepthToMeters)
-    return Transform(transform, arrays, settings.cache_key), is_deterministic, unchanged
+    transform = Transform(function, rows, settings.cache_key)
+    is_deterministic = settings.deterministic or isinstance(function, DepthToMeters)
+    return FrameArrays(stored, rows, frozenset(), transform, is_deterministic, unchanged)
 
 
 def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[int]:
@@ -150,18 +187,6 @@ def _padded(
     shape = tuple(next(filled) if size is None else size for size in spec.shape)
     of_mask = ArraySpec(np.dtype(np.bool_), sizes, mask_of=name)
     return {name: ArraySpec(spec.dtype, shape), mask: of_mask}
-
-
-def stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]:
-    """Each feature of a frame as decoded.
-
-    A variable shape has the size of its largest frame in these episodes, given by row.
-    """
-    arrays, index = {}, dataset.contents.index
-    for name, spec in dataset.features.items():
-        largest = None if spec.is_fixed else index.largest_frames(name, episodes)
-        arrays[name] = ArraySpec(spec.dtype, spec.shape, largest, spec.value)
-    return arrays
 
 
 def _transformed(

@@ -15,21 +15,19 @@ from seqrecord.errors import ClipError, SeqRecordError, located
 from seqrecord.loader.engine.arena import FORMS, stacked
 from seqrecord.loader.frame_cache import FrameFolder
 from seqrecord.loader.pipes.camera_values import Camera
-from seqrecord.loader.pipes.columns import ClipEpisodes, NoDraws
+from seqrecord.loader.pipes.columns import NO_DRAWS, ClipEpisodes
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.frame_arrays import (
-    bound_transform,
+    FrameArrays,
     bytes_by_group,
     check_tensors,
-    ragged_arrays,
-    stored_arrays,
+    find_arrays,
 )
 from seqrecord.loader.pipes.option_values import FrameCache
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_samples, complete_clips
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.pipes.view import View
-from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.array_specs import ArraySpec, bind_schema
@@ -50,7 +48,6 @@ from seqrecord.store.units import parse_size, raise_if
 if TYPE_CHECKING:
     from seqrecord.loader.pipes.camera_columns import CameraColumns
     from seqrecord.loader.pipes.text_values import Cut
-    from seqrecord.store.clips.transforms import ClipFunction
 
 BY_MEMORY, SMALLEST = 0, 1  # frames of excerpts
 
@@ -82,7 +79,33 @@ def make_view(
             from seqrecord.loader.pipes.clip_tables import samples_of_table as make
         episodes, samples = make(options, dataset, selected)
         epochs, left_out = checked_samples(options, episodes, samples)
-        view = _view(options, episodes, epochs, left_out, excerpt_frames)
+        arrays = find_arrays(options, episodes, epochs)
+        is_divided = episodes.excerpts is not None and excerpt_frames is not None
+        if isinstance(options, LoaderOptions) and is_divided:
+            from seqrecord.loader.pipes.clip_tables import divide_excerpts
+
+            episodes, samples = divide_excerpts(
+                options, episodes, epochs.base, arrays.rows, excerpt_frames or BY_MEMORY
+            )
+            epochs = replace(epochs, base=samples)
+        view = _view(options, episodes, epochs, arrays, left_out)
+        if options.clip_functions:
+            view = _with_functions(options, view)
+        if options.vectors:
+            from seqrecord.loader.pipes.vectors import vector_steps
+
+            view = view.with_vectors(vector_steps(view, options.vectors))
+        view = _with_form(options, view)
+        if dataset.contents.dictionaries:
+            from seqrecord.loader.pipes.text_values import TextValues
+
+            texts = TextValues.of(dataset, view.batch_arrays, options.features, options.ragged)
+            view = replace(view, texts=texts)
+        reserved = view.order_columns
+        if options.clip_transform is not None:
+            kinds = {name: spec.kind for name, spec in dataset.features.items()}
+            reserved += tuple(name for name in _OF_DRAWS if kinds.get(name) != "intrinsics")
+        _check_entries(view, reserved)
     view.memory.get()  # as long as this lives
     if left_out:
         clips = f"{view.samples.common.clips.num_clips:,} clips"
@@ -142,33 +165,12 @@ def _view(
     options: ClipOptions,
     episodes: SelectedEpisodes,
     epochs: SampleEpochs,
+    arrays: FrameArrays,
     left_out: str,
-    excerpt_frames: int | None,
 ) -> View:
-    dataset, metadata = episodes.windows.dataset, tuple(options.metadata or ())
-    rows = epochs.common.typical.episode  # of all epochs
-    rows = rows if episodes.excerpts is None else episodes.excerpts.episode[rows]
-    stored = stored_arrays(dataset, distinct(rows))
-    transform, is_deterministic = None, True
-    nested = unchanged = frozenset[str]()
-    if options.frame_transform is None:
-        names_of_texts = {place.name for place in dataset.contents.dictionaries}
-        arrays, nested = ragged_arrays(options.ragged, stored, others=names_of_texts)
-    else:
-        arguments = options.frame_transform, options.ragged
-        transform, is_deterministic, unchanged = bound_transform(
-            *arguments, episodes, epochs, stored
-        )
-        arrays = dict(transform.specs)
-    is_divided = episodes.excerpts is not None and excerpt_frames is not None
-    if isinstance(options, LoaderOptions) and is_divided:
-        from seqrecord.loader.pipes.clip_tables import divide_excerpts
-
-        place = episodes, epochs.base
-        episodes, samples = divide_excerpts(options, *place, arrays, excerpt_frames or BY_MEMORY)
-        epochs = replace(epochs, base=samples)
-    windows, excerpts = episodes.windows, episodes.excerpts
-    cameras, functions = options.cameras, options.clip_functions
+    """The view before functions and vectors: samples, frames, arrays and draws."""
+    dataset, windows, excerpts = episodes.dataset, episodes.windows, episodes.excerpts
+    metadata, cameras = tuple(options.metadata or ()), options.cameras
     has_cameras = bool(cameras or dataset.contents.sizes)
     names = (*metadata, "camera") if has_cameras else metadata
     clip_episodes = ClipEpisodes(dataset, names, excerpts, epochs.common.repeats)
@@ -177,79 +179,57 @@ def _view(
         from seqrecord.loader.pipes.draws import StepSampler
 
         steps = StepSampler(options.dilation, options.most_frames or 1, options.span)
-    clip_frames = windows.of_features(arrays)
-    check_tensors(arrays)
-    draws = NoDraws(arrays)
+    clip_frames = windows.of_arrays(arrays.rows)
+    check_tensors(arrays.rows)
+    draws, batch_arrays = NO_DRAWS, arrays.rows
     cameras_of_images: CameraColumns | None = None
     if isinstance(options.camera, Camera):
         from seqrecord.loader.pipes.camera_columns import CameraColumns
         from seqrecord.loader.pipes.camera_rigs import EpisodeRigs
 
         row = int(clip_episodes.rows(epochs.first_clip.episode)[0])
-        rigs = EpisodeRigs.of(options.camera, dataset, arrays, row)
+        rigs = EpisodeRigs.of(options.camera, dataset, arrays.rows, row)
         cameras_of_images = CameraColumns(rigs, clip_frames.windows)
-    if has_cameras or functions:
+    if has_cameras or options.clip_functions:
         from seqrecord.loader.pipes.draws import AugmentationSampler
 
-        draws = AugmentationSampler(
-            *(cameras, arrays, dataset, clip_episodes),
+        draws = sampler = AugmentationSampler(
+            *(cameras, arrays.rows, dataset, clip_episodes),
             *(epochs.first_clip.episode, cameras_of_images),
         )
-    view = View(
+        batch_arrays = sampler.arrays
+    has_transform = arrays.transform is not None
+    return View(
         dataset=dataset,
         episode_rows=episodes.selected,
-        episodes=_episode_table(episodes, epochs, stored, has_transform=transform is not None),
+        episodes=_episode_table(episodes, epochs, arrays.stored, has_transform=has_transform),
         samples=epochs,
         excerpts=excerpts,
         left_out=left_out,
         windows=windows,
         clip_frames=clip_frames,
         steps=steps,
-        stored_arrays=stored,
-        arrays=arrays,
-        batch_arrays=draws.made,
-        transform=transform,
-        is_deterministic=is_deterministic,
-        unchanged_features=unchanged,
+        stored_arrays=arrays.stored,
+        arrays=arrays.rows,
+        batch_arrays=batch_arrays,
+        transform=arrays.transform,
+        is_deterministic=arrays.is_deterministic,
+        unchanged_features=arrays.unchanged,
         draws=draws,
         cameras=cameras_of_images,
         lengths=clip_frames.lengths,
-        nested=nested,
+        nested=arrays.nested,
         clip_episodes=clip_episodes,
         metadata=metadata,
         order_columns=options.epoch_order.columns,
     )
-    return _with_steps(options, view, functions)
-
-
-def _with_steps(options: ClipOptions, view: View, functions: tuple[ClipFunction, ...]) -> View:
-    """Add functions, steps of vectors and the form of features. Raises `ClipError`."""
-    if functions:  # which are called with a clip
-        _check_entries(view)
-        view = _with_functions(options, view, functions)
-    if options.vectors:
-        from seqrecord.loader.pipes.vectors import vector_steps
-
-        view = view.with_vectors(vector_steps(view, options.vectors))
-    view, reserved = _with_form(options, view), view.order_columns
-    if view.dataset.contents.dictionaries:
-        from seqrecord.loader.pipes.text_values import TextValues
-
-        texts = TextValues.of(view.dataset, view.batch_arrays, options.features, options.ragged)
-        view = replace(view, texts=texts)
-    if options.clip_transform is not None:
-        features = view.dataset.features
-        kinds = {name: features[name].kind for name in _OF_DRAWS if name in features}
-        reserved += tuple(name for name in _OF_DRAWS if kinds.get(name) != "intrinsics")
-    _check_entries(view, reserved)
-    return view
 
 
 def _check_entries(view: View, reserved: Sequence[str] = ()) -> None:
     """Raise `ClipError` if two entries of a batch have one name, or metadata are unknown."""
     features = (*view.batch_arrays, *(view.texts.arrays if view.texts is not None else ()))
     of_order = {*view.columns.entries}.difference(features)
-    others = replace(view.columns, metadata=()).in_table(view.samples.samples_in(0), of_order)
+    others = replace(view.columns, metadata=()).in_table(view.samples.in_epoch(0).samples, of_order)
     taken = {*reserved, *map(attrgetter("name"), others)}
     if wrong := taken.intersection(features):
         wrong_names = sorted(wrong, key=features.index)
@@ -296,11 +276,12 @@ def _check_cut(form: str, made: Mapping[str, ArraySpec], nested: Collection[str]
     raise_if(bool(varying), problem, 'ragged="list" or "pad"', ", ".join(varying))
 
 
-def _with_functions(options: ClipOptions, view: View, functions: tuple[ClipFunction, ...]) -> View:
-    """Add functions, called here with the first clip.
+def _with_functions(options: ClipOptions, view: View) -> View:
+    """Add the functions of `clip_transform`, called here with the first clip.
 
     Raises `ClipError` for clips of several shapes.
     """
+    _check_entries(view)  # the columns of the first clip
     if options.clip_lens is not None or options.draws_sizes:
         raise ClipError(
             "functions of clip_transform make clips of one shape",
@@ -312,7 +293,9 @@ def _with_functions(options: ClipOptions, view: View, functions: tuple[ClipFunct
     from seqrecord.loader.engine.calls import ClipFunctions
     from seqrecord.loader.pipes.clips_by_number import ClipsByNumber
 
-    functions = tuple(bind_schema(function, view.dataset.features) for function in functions)
+    functions = tuple(
+        bind_schema(function, view.dataset.features) for function in options.clip_functions
+    )
     first, clip_episodes = view.samples.first_clip, view.clip_episodes
     clip = ClipsByNumber(view, 0).example(first)
     place = int(clip_episodes.rows(first.episode)[0]), int(clip_episodes.starts(first)[0])
@@ -336,7 +319,7 @@ def _episode_table(
 
     With a frame transform, a single table: its loads read the chunks of all groups.
     """
-    dataset = episodes.windows.dataset
+    dataset = episodes.dataset
     features = dataset.features
     nbytes = bytes_by_group(stored, features)
     table = _in_pieces(dataset.contents.episode_table, features)

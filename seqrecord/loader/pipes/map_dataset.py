@@ -60,8 +60,8 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         They may choose other clips: then a sampler needs the new length.
         """
         epoch = check_integer("epoch", epoch, least=0, most=MAX_INT)
-        self._view.samples.in_epoch(epoch)
-        if self._view.samples.samples_in(epoch).repeat is not None:
+        self._view.samples.clips_in(epoch)  # which may be none
+        if self._view.samples.in_epoch(epoch).samples.repeat is not None:
             raise ClipError(
                 "SeqRecordMapDataset gives each sample once",
                 file=self.dataset.url,
@@ -82,7 +82,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
     @property
     def clips(self) -> ClipTable:
         """All clips of the epoch, and the numbers of skipped ones."""
-        return self._view.samples.in_epoch(int(self._epoch.values[0]))
+        return self._view.samples.clips_in(int(self._epoch.values[0]))
 
     def __len__(self) -> int:
         return self.clips.num_clips

@@ -135,11 +135,12 @@ def _loads_of_groups(view: View) -> _LoadSizes:
     staying, frames, largest = bytes_by_group(view.arrays, features), list[int](), 0
     closed = [*features.values()]
     for frame, grid in zip(staying, view.episodes.groups, strict=True):
-        table = tables[grid.group]
+        table, opened = tables[grid.group], 0
         largest = max(largest, int(chunk_bytes(table, features).max()))
-        frames.append(frame + open_chunk_bytes(grid, [table], features))
-        if grid.stored_grid is not None:  # the decoder of an open chunk is in its bytes
+        if grid.stored_grid is not None:  # in pieces: a cursor's chunk and its decoder stay open
+            opened = open_chunk_bytes(grid, [table], features)
             closed = [spec for spec in closed if spec.group != grid.group]
+        frames.append(frame + opened)
     stored = view.stored_arrays.values()
     return _LoadSizes(
         staying,
@@ -159,12 +160,12 @@ def _loads_of_results(view: View) -> _LoadSizes:
     sizes = [(group, chunk_bytes(group, features)) for group in groups]
     frame = sum(spec.nbytes for spec in view.arrays.values())
     beside = frame + sum(spec.nbytes for spec in view.stored_arrays.values())
-    opened = open_chunk_bytes(grid, groups, features)
     decoder = sum(decoder_bytes(features.values()))
     if grid.stored_grid is None:
         lead = tables[grid.group]
         chunk = sum(int(overlapping_chunk_bytes(lead, *one).max()) for one in sizes) + decoder
-        return _LoadSizes([frame], [frame + opened], chunk, chunk, beside)
+        return _LoadSizes([frame], [frame], chunk, chunk, beside)
+    opened = open_chunk_bytes(grid, groups, features)
     chunk, whole = (
         sum(max_chunk_bytes(*one, int(some.max_chunk_frames.max())) for one in sizes)
         for some in (grid, grid.stored_grid)

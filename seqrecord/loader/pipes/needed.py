@@ -68,9 +68,11 @@ def _groups_loaded_between(view: View) -> set[int]:
     """The groups of which epochs that choose other samples than the next one load more frames: a
     later one would decode the pictures between its own, or fetch the chunk, again.
     """
+    if not view.samples.common.differ:
+        return set()
     chunks, groups = view.dataset.contents.chunks, {grid.group for grid in view.episodes.groups}
-    if not view.samples.common.differ or not chunks.is_local:
-        return groups if view.samples.common.differ else set()
+    if not chunks.is_local:
+        return groups
     in_order = {
         view.dataset.features[name].group
         for name, kind in chunks.kinds.items()

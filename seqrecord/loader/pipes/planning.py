@@ -28,7 +28,7 @@ from seqrecord.loader.sampling.memory import (
     MemoryRequest,
     usual_limit,
 )
-from seqrecord.loader.sampling.plan import Plan, PlannedOrder, order_of
+from seqrecord.loader.sampling.plan import Plan, PlannedOrder
 from seqrecord.loader.sampling.runs import Intervals, Shard
 from seqrecord.store.clips.tables import ClipTable
 from seqrecord.store.processes.forks import cached_property
@@ -136,7 +136,9 @@ class Planner:
     @cached_property
     def order(self) -> PlannedOrder:
         """The order of the epochs."""
-        return order_of(self.settings)
+        order = self.options.epoch_order
+        assert isinstance(order, PlannedOrder)
+        return order
 
     @property
     def differs_by_epoch(self) -> bool:
@@ -155,8 +157,8 @@ class Planner:
         Raises `StateError` for impossible segments.
         """
         epochs = self.view.samples
-        table, order = epochs.in_epoch(epoch), self.order
-        is_wrong = not order.has_copies and epochs.samples_in(epoch).repeat is not None
+        table, order = epochs.clips_in(epoch), self.order
+        is_wrong = not order.has_copies and epochs.in_epoch(epoch).samples.repeat is not None
         expected = "functions that leave out samples or add columns; none that adds repeat"
         raise_if(is_wrong, f'order="{order.name}" has each clip once', expected)
         if not segments:
@@ -303,10 +305,8 @@ class Planner:
     def decodes_once(self, num_workers: int) -> bool:
         """Whether persistent workers would decode each frame once for all epochs."""
         num_shards = self.ranks.current().count * num_workers
-        return (
-            not frames_may_stay(self.view)[False]
-            and self.plan_memory(num_shards).in_memory is not None
-        )
+        may_stay = frames_may_stay(self.view)[False]
+        return not may_stay and self.plan_memory(num_shards).in_memory is not None
 
     def workers(self, num_shards: int) -> int:
         """The number of workers in a rank, from the number of shards."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import ComputedValues, Samples
-from seqrecord.loader.pipes.clip_windows import SelectedWindows
+from seqrecord.loader.pipes.clip_windows import Windows, enumerate_windows, find_windows
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.store.clips.frames import ClipKeys
@@ -33,13 +33,15 @@ class SelectedEpisodes:
     """The selected episodes of a dataset. Implements `SampleEpisodes`. Picklable.
 
     Attributes:
-        windows: the frames of each stored feature.
+        dataset: the dataset, with the requested features only.
+        windows: the window of each feature.
         selected: rows of the selected episodes, int64[n]. Values of their features are read once.
         excerpts: the used frames of each episode, if samples are lists of frames.
         num_rows: the rows of the user's table; `None` without one.
     """
 
-    windows: SelectedWindows
+    dataset: Dataset
+    windows: Windows
     selected: IntArray
     excerpts: FrameLists | None = None
     num_rows: int | None = None
@@ -48,12 +50,12 @@ class SelectedEpisodes:
     @property
     def keys(self) -> pa.StringArray:
         """See `SampleEpisodes`."""
-        return self.windows.dataset.contents.index.keys
+        return self.dataset.contents.index.keys
 
     @property
     def num_frames(self) -> IntArray:
         """See `SampleEpisodes`."""
-        return self.windows.dataset.contents.index.num_frames
+        return self.dataset.contents.index.num_frames
 
     def stored_frames(self, clips: ClipKeys) -> tuple[IntArray, IntArray]:
         """See `SampleEpisodes`."""
@@ -82,11 +84,11 @@ class SelectedEpisodes:
 
     def complete(self, dilation: int) -> ClipTable:
         """See `SampleEpisodes`."""
-        return self.windows.enumerate(ClipSpec(1), self.selected, [dilation])
+        return enumerate_windows(self.windows, self.dataset, self.selected, ClipSpec(1), [dilation])
 
     def metadata(self, name: str, episodes: IntArray) -> list[Any]:
         """See `SampleEpisodes`."""
-        index = self.windows.dataset.contents.index
+        index = self.dataset.contents.index
         return [index.episode_metadata(row).get(name) for row in episodes.tolist()]
 
     def values(
@@ -105,7 +107,7 @@ class SelectedEpisodes:
 
     def _read(self, feature: str) -> npt.NDArray[Any]:
         """The values of the selected episodes' frames."""
-        dataset, problem = self.windows.dataset, "samples have no such value of each frame"
+        dataset, problem = self.dataset, "samples have no such value of each frame"
         scalars = [n for n, one in dataset.features.items() if one.value_kind.is_scalar(one)]
         features = ", ".join(scalars)
         if feature not in scalars or len(dataset.contents.missing_frames([feature])):
@@ -139,9 +141,9 @@ def complete_clips(
     options: ClipOptions, dataset: Dataset, selected: IntArray
 ) -> tuple[SelectedEpisodes, Samples]:
     """All complete clips of selected episodes."""
-    windows = SelectedWindows(options, dataset, selected)
-    episodes = SelectedEpisodes(windows, selected)
-    return episodes, Samples(windows.enumerate(options.spec), episodes)
+    windows = find_windows(options, dataset, selected)
+    episodes = SelectedEpisodes(dataset, windows, selected)
+    return episodes, Samples(enumerate_windows(windows, dataset, selected, options.spec), episodes)
 
 
 def checked_samples(
@@ -155,7 +157,7 @@ def checked_samples(
     if windows.anchored and len(epochs.base):
         epochs = _with_anchors(epochs, windows)
     base = epochs.base
-    repeat = epochs.samples_in(0).repeat if len(base) else None
+    repeat = epochs.in_epoch(0).samples.repeat if len(base) else None
     if repeat is not None and len(repeat):
         total = round(float(repeat.sum()), 9)  # 1 of six times 1/6
         expected = "a sum of at least 1, the mean number of samples in an epoch"
@@ -165,17 +167,17 @@ def checked_samples(
         skipped = f"; skipped: {left_out}" if left_out else ""
         raise ClipError(
             f"no clip has all of its frames{skipped}",
-            expected=f"{windows.span} frames with {', '.join(windows.dataset.features)}",
+            expected=f"{windows.span} frames with {', '.join(episodes.dataset.features)}",
         )
     return epochs, left_out
 
 
-def _with_anchors(epochs: SampleEpochs, windows: SelectedWindows) -> SampleEpochs:
+def _with_anchors(epochs: SampleEpochs, windows: Windows) -> SampleEpochs:
     """The samples without rows of a table that have an anchor at a frame without the feature.
 
     Raises `ClipError` for invalid columns. Computed ones are checked in each batch.
     """
-    samples = epochs.samples_in(0)
+    samples = epochs.in_epoch(0).samples
     keys, columns = samples.keys, samples.columns.values()
     is_computed = any(isinstance(column, ComputedValues) for column in columns)
     lacks = windows.lacks_anchors(samples, keys.take(slice(1)) if is_computed else keys)
@@ -203,8 +205,8 @@ def _describe_left_out(episodes: SelectedEpisodes, clips: ClipTable) -> str:
     if clips.num_incomplete:
         lacking = [
             name
-            for name in windows.dataset.features
-            if np.isin(windows.missing([name]).episode, selected).any()
+            for name in episodes.dataset.features
+            if np.isin(windows.missing(episodes.dataset, [name]).episode, selected).any()
         ]
         every = clips.num_clips + clips.num_incomplete
         reasons.append(

@@ -20,11 +20,12 @@ from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import ClipTable, IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
 
+_MAKERS = {"dilation": "dilate", "reverse": "reverse"}  # built-in functions, by column
 _MOST_COUNTED = 1 << 20  # epochs of a source whose clips are counted, one after the other
 
 
 @dataclass(frozen=True, eq=False)
-class _Epoch:
+class EpochTable:
     """The table of an epoch, and its clips: each sample as often as it comes.
 
     `changed` is whether users' functions changed the rows.
@@ -97,7 +98,7 @@ class SampleEpochs:
     base: Samples
     functions: SampleFunctions = ()
     seed: int = 0
-    _known: dict[int, _Epoch] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[int, EpochTable] = field(default_factory=dict, init=False, repr=False)
     _first_clips: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
     _digests: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     _calling: PerProcess[Any] = field(
@@ -107,40 +108,37 @@ class SampleEpochs:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}, "_digests": {}}
 
-    def samples_in(self, epoch: int) -> Samples:
+    def in_epoch(self, epoch: int) -> EpochTable:
         """The table of an epoch.
 
         Raises `ClipError` if a function returns no table, and if a user's function changes the rows
         in this epoch only.
         """
-        return self._in(epoch).samples
-
-    def in_epoch(self, epoch: int) -> ClipTable:
-        """The clips of an epoch: its samples, each as often as it comes.
-
-        Raises `ClipError` if functions leave no sample.
-        """
-        found = self._in(epoch)
-        if not len(found.samples):
-            expected, got = "at least one sample", f"0 of {len(self.base)} in epoch {epoch}"
-            raise ClipError("the functions of samples leave no sample", expected=expected, got=got)
-        return found.clips
-
-    def _in(self, epoch: int) -> _Epoch:
         if epoch and not self.functions and not self.common.differ:
             epoch = 0
         if (table := self._known.get(epoch)) is not None:
             return table
         with self._calling.get():
             if (table := self._known.get(epoch)) is None:  # another thread may have made it
-                table = self._made(epoch)
+                table = self._make(epoch)
                 latest = [0, *[*self._known][-1:]]  # epoch 0 determines the settings of all
                 for other in self._known.keys() - latest:
                     del self._known[other]
                 self._known[epoch] = table
         return table
 
-    def _made(self, epoch: int) -> _Epoch:
+    def clips_in(self, epoch: int) -> ClipTable:
+        """The clips of an epoch: its samples, each as often as it comes.
+
+        Raises `ClipError` if functions leave no sample.
+        """
+        table = self.in_epoch(epoch)
+        if not len(table.samples):
+            expected, got = "at least one sample", f"0 of {len(self.base)} in epoch {epoch}"
+            raise ClipError("the functions of samples leave no sample", expected=expected, got=got)
+        return table.clips
+
+    def _make(self, epoch: int) -> EpochTable:
         samples, changed = self.base, False
         if self.functions:
             samples, changed = called(self.functions, samples, epoch, self.seed)
@@ -150,21 +148,21 @@ class SampleEpochs:
                 expected="samples.filter(…) or with_columns(repeat=…) in every epoch, or in none",
                 got=f"{len(samples)} of {len(self.base)} rows",
             )
-        known = {"dilate": "dilation", "reverse": "reverse"}
-        listed = [known.get(one.name) for one in self.functions if isinstance(one, BuiltIn)]
-        for name in {*OF_CLIPS} & samples.columns.keys() - {*listed, *self.base.columns}:
-            problem = f"a function of samples adds {name}, which changes the frames of clips"
-            raise ClipError(problem, expected="dilate(…) or reverse(…) in the list of samples")
+        for name in {*OF_CLIPS} & samples.columns.keys() - self.base.columns.keys():
+            built_in = _MAKERS[name]
+            if not any(isinstance(f, BuiltIn) and f.name == built_in for f in self.functions):
+                problem = f"a function of samples adds {name}, which changes the frames of clips"
+                raise ClipError(problem, expected="dilate(…) or reverse(…) in the list of samples")
         clips = samples.clips
         if (repeat := samples.repeat) is not None:
             times = times_in_epoch(repeat, samples.rows_listed, seed=self.seed, epoch=epoch)
             clips = samples.repeated(times)
-        return _Epoch(samples, clips, changed)
+        return EpochTable(samples, clips, changed)
 
     @cached_property
     def common(self) -> CommonSamples:
         """What all epochs have in common; kept when a process gets a copy."""
-        first, rows_differ, is_random = self._in(0), False, False
+        first, rows_differ, is_random = self.in_epoch(0), False, False
         stride = self.base.clips.spec.stride
         for function in self.functions:
             if isinstance(function, BuiltIn):
@@ -175,7 +173,7 @@ class SampleEpochs:
                     stride = lcm(stride, function.arguments["n"])
             else:
                 rows_differ, is_random = rows_differ or first.changed, True
-        clips, repeat = self.in_epoch(0), None if rows_differ else first.samples.repeat
+        clips, repeat = self.clips_in(0), None if rows_differ else first.samples.repeat
         differ = rows_differ or (repeat is not None and bool((repeat % 1 != 0).any()))
         if repeat is not None:
             clips = first.samples.repeated(np.ceil(repeat).astype(np.int64))
@@ -226,8 +224,8 @@ class SampleEpochs:
     def _count(self, first_clips: list[int], clip: int, num_shards: int) -> None:
         """Extend the first clips of epochs in a shard until one is behind a clip."""
         epochs = range(len(first_clips) - 1, _MOST_COUNTED)
-        repeat = None if self.common.rows_differ else self.samples_in(0).repeat
-        sizes: Iterator[int] = (self.in_epoch(epoch).num_clips for epoch in epochs)
+        repeat = None if self.common.rows_differ else self.in_epoch(0).samples.repeat
+        sizes: Iterator[int] = (self.clips_in(epoch).num_clips for epoch in epochs)
         if repeat is not None:  # without drawing the samples of each epoch
             sizes = epoch_sizes(repeat, epochs, seed=self.seed)
         for size in sizes:
@@ -240,7 +238,7 @@ class SampleEpochs:
 
     def locate(self, numbers: IntArray, epoch: int = 0) -> ClipKeys:
         """Clips of an epoch by their numbers, int64[n], in canonical order, or as listed."""
-        return self._in(epoch).locate(numbers)
+        return self.in_epoch(epoch).locate(numbers)
 
     def digest(self, epoch: int) -> Any:
         """The samples of an epoch as JSON: names and arguments of built-in functions; for a table,
@@ -253,7 +251,7 @@ class SampleEpochs:
         is_listed = self.base.listed is not None or bool(self.base.columns)
         epoch = epoch if "function" in names else -1
         if epoch not in self._digests and (epoch >= 0 or is_listed):
-            samples = self.base if epoch < 0 else self.samples_in(epoch)
+            samples = self.base if epoch < 0 else self.in_epoch(epoch).samples
             self._digests[epoch] = samples.episodes.digest(samples)
         parts = [self._digests[epoch], *names] if epoch in self._digests else names
         return parts if names else next(iter(parts), None)

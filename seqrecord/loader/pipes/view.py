@@ -23,7 +23,7 @@ import torch
 from seqrecord.loader.engine.arena import cut, split
 from seqrecord.loader.engine.batches import ClipDraws, ClipRows
 from seqrecord.loader.engine.decoding import Transform
-from seqrecord.loader.pipes.clip_windows import SelectedWindows
+from seqrecord.loader.pipes.clip_windows import Windows
 from seqrecord.loader.pipes.collating import SingleClip, batch_memory
 from seqrecord.loader.pipes.columns import (
     DIM_IS_PAD,
@@ -33,6 +33,8 @@ from seqrecord.loader.pipes.columns import (
     ClipEpisodes,
     NoDraws,
     constant,
+    metadata_column,
+    origin_columns,
 )
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
@@ -70,7 +72,7 @@ class View:
         excerpts: the used frames of each episode, if `samples` lists frames. Plans take excerpts
             for episodes, and places in them for frames and starts.
         left_out: numbers of the episodes and samples left out, with reasons; empty without any.
-        windows: the frames of each stored feature.
+        windows: the window of each feature.
         clip_frames: the frames of each feature in clips, before any draw.
         steps: sampler of dilations and directions.
         stored_arrays: dtype and shape of a frame, by stored feature. The size of a variable
@@ -102,7 +104,7 @@ class View:
     samples: SampleEpochs
     excerpts: FrameLists | None
     left_out: str
-    windows: SelectedWindows
+    windows: Windows
     clip_frames: ClipFrames
     steps: StepSampler | None
     stored_arrays: Mapping[str, ArraySpec]
@@ -158,7 +160,7 @@ class View:
         `frames_at` returns each clip's number of frames by its place, if it is drawn for each
         batch.
         """
-        samples, draw = self.samples.samples_in(epoch), None
+        samples, draw = self.samples.in_epoch(epoch).samples, None
         if self.steps is not None:
             seed = self.samples.seed
             draw = partial(self.steps.draw, seed, epoch, samples=samples, frames_at=frames_at)
@@ -283,17 +285,17 @@ class View:
         padded: Collection[str] = ()
         if any(windows.pads):
             padded = self.arrays if windows.has_clip_len else windows.requested
-        return ClipColumns.of(
+        origin = origin_columns(
             self.clip_episodes,
             self.clip_frames,
             self.arrays,
             padded=padded,
             drawn=drawn,
             drawn_window=None if span is None else windows.usual,
-            constants=constants,
-            metadata=self.metadata,
-            entries=frozenset((*self.batch_arrays, *self.order_columns)),
         )
+        metadata = [metadata_column(name) for name in self.metadata]
+        entries = frozenset((*self.batch_arrays, *self.order_columns))
+        return ClipColumns(self.clip_episodes, origin, metadata, constants, entries)
 
     def draw(
         self,

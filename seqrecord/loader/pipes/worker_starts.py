@@ -43,7 +43,7 @@ _START = 6  # integers of a start
 class WorkerStarts:
     """See the module. Picklable to start a process, which shares the memory.
 
-    `start` was set by `set_epoch` or `load_state_dict` if `is_set`.
+    `start` was set by `set_epoch` or `load_state_dict` if `is_set`. `row` are the shared integers.
     """
 
     def __init__(self, start: State) -> None:
@@ -52,31 +52,22 @@ class WorkerStarts:
         self._followed = 0, NO_EPOCH  # generation and epoch
         values = np.zeros(_START + _MAX_WORKERS * NUM_VALUES, np.int64)
         values[:_START] = self._generation, 0, start.epoch, start.batch, start.batch_size, False
-        self._row = SharedRow(values)
+        self.row = SharedRow(values)
         self._process = os.getpid()  # which has published, or taken, the start
         self._is_new = False  # this worker, in its first iteration
         self._taken: SlotValues | None = None  # of this worker, as the start was taken
         self._finished = 0, NO_EPOCH  # generation and epoch of a state that this worker has loaded
 
     @property
-    def in_worker(self) -> bool:
-        """Whether this process is a worker, and another one owns the memory."""
-        return self._row.in_worker
-
-    @property
     def is_inherited(self) -> bool:
         """Whether another process has published the start, and this one is no worker, but for
         example a rank.
         """
-        return self._process != os.getpid() and not self.in_worker
-
-    def share(self) -> None:
-        """Share the memory with workers that this process starts."""
-        self._row.share()
+        return self._process != os.getpid() and not self.row.in_worker
 
     def publish(self, start: State, *, is_set: bool = False, is_new_state: bool = False) -> None:
         """Set the start of the next iteration in workers. No effect in a worker."""
-        if self.in_worker:
+        if self.row.in_worker:
             return
         if self.is_inherited:
             self._slots[:] = 0
@@ -85,14 +76,14 @@ class WorkerStarts:
         self._generation += 1
         self._num_loaded += is_new_state
         place = start.epoch, start.batch, start.batch_size
-        self._row.values[:_START] = (self._generation, self._num_loaded, *place, is_set)
+        self.row.values[:_START] = (self._generation, self._num_loaded, *place, is_set)
 
     def follow(self) -> tuple[State, int] | None:
         """In the training process, the start that workers have begun last, and their number; once.
 
         It is the published start, or the beginning of a later epoch.
         """
-        if self.in_worker:
+        if self.row.in_worker:
             return None
         begun = self._begun_slots()
         if not len(begun):
@@ -114,7 +105,7 @@ class WorkerStarts:
         if self._is_new:
             self._process = os.getpid()
         else:
-            self._generation, num_loaded, *place, is_set = self._row.values[:_START].tolist()
+            self._generation, num_loaded, *place, is_set = self.row.values[:_START].tolist()
             if num_loaded != self._num_loaded:
                 raise StateError(
                     "a state or samples were set while persistent workers run, without them",
@@ -215,7 +206,7 @@ class WorkerStarts:
         """Whether the training process has called `set_epoch` with another epoch than this, for an
         iteration that has not begun.
         """
-        is_pending = not self.in_worker or self._slot.read().generation != self._generation
+        is_pending = not self.row.in_worker or self._slot.read().generation != self._generation
         return is_pending and self.is_set and not self.start.is_saved and self.start.epoch != epoch
 
     @property
@@ -235,7 +226,7 @@ class WorkerStarts:
     @property
     def _slots(self) -> npt.NDArray[Any]:
         """The slots of all workers, `SLOT`[workers]."""
-        return self._row.values[_START:].view(SLOT)
+        return self.row.values[_START:].view(SLOT)
 
     def _begun_slots(self) -> npt.NDArray[Any]:
         """The slots of workers that have begun the start, `SLOT`[n]."""

@@ -223,7 +223,7 @@ class LeRobotMixDataset(PlannedDataset):
                 spec, length = other_view.batch_arrays[name], other_view.lengths[name]
                 shape = (count, *(() if name in other_view.squeezed else (length,)))
                 columns[name] = FORMS[spec.value_kind].missing(spec, shape)
-            for column in other_view.columns.in_table(other_view.samples.samples_in(0)):
+            for column in other_view.columns.in_table(other_view.samples.in_epoch(0).samples):
                 if column.name not in columns and column.dtype is not None:
                     is_all_padding = column.name.endswith("_dim_is_pad")  # of a missing feature
                     default = True if is_all_padding else None

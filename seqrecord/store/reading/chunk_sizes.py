@@ -24,10 +24,13 @@ def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
 
     Referenced packets count twice, see `PageKind.reference_copies`.
     """
-    columns = [group.schema.position(name) for name in group.schema if name in features]
+    columns, copies = list[int](), 0
+    for column, (name, spec) in enumerate(group.schema.items()):
+        copies = max(copies, page_kind(spec).reference_copies)
+        if name in features:
+            columns.append(column)
     padded = group.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
     total: IntArray = (padded // ALIGNMENT * ALIGNMENT).sum(axis=1)
-    copies = max(page_kind(spec).reference_copies for spec in group.schema.values())
     total += copies * group.external * bool(columns)
     return total
 
@@ -74,10 +77,8 @@ def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Sc
     """Return the memory of a cursor's open chunks in other groups, in bytes per frame of a piece.
 
     A cursor keeps them open while its own group's chunks are cut into pieces: the largest stored
-    pages, and the frames of their decoders. 0 if chunks are not cut.
+    pages, and the frames of their decoders.
     """
-    if grid.stored_grid is None:
-        return 0
     nbytes = 0
     for group in groups:
         specs = (spec for name, spec in group.schema.items() if name in features)

@@ -243,7 +243,7 @@ def _show_samples(
     first_part = value[0] if isinstance(value, list) else value
     has_frames = not callable(first_part) and "frames" in column_names(first_part)
     options = ClipOptions(clip_len=None if has_frames else clip_len or 1, samples=value)
-    table = make_view(dataset, options).samples.samples_in(0)
+    table = make_view(dataset, options).samples.in_epoch(0).samples
     uses = dict[str, Any]()
     if budget is not None:
         given = yaml_value(budget)
@@ -284,7 +284,7 @@ def _show_mix(
     used = {*source_names, *(name.split("/")[0] for name in source_names)}
     unused = [name for name in root["sources"] if name not in used]
     loaders = mix_loader(mix).loaders if samples else {}
-    tables = {name: loader.view.samples.samples_in(0) for name, loader in loaders.items()}
+    tables = {name: loader.view.samples.in_epoch(0).samples for name, loader in loaders.items()}
     if as_json:
         report = {"file": path, **summary.to_json(), "unused_sources": unused}
         report |= (

@@ -110,7 +110,7 @@ class DerivedSource:
     @cached_property
     def clips(self) -> ClipKeys:
         """All clips, in order."""
-        table = self.view.samples.in_epoch(0)
+        table = self.view.samples.clips_in(0)
         return table.locate(np.arange(table.num_clips))
 
     @cached_property
@@ -140,7 +140,7 @@ class DerivedSource:
         bounds = np.searchsorted(self.episode_of_clips, [number, number + 1])
         clips = self.clips.take(slice(*bounds.tolist()))
         digest = hashlib.sha256(self.frames_of(clips).astype("<i8").tobytes())
-        samples = self.view.samples.samples_in(0)
+        samples = self.view.samples.in_epoch(0).samples
         for name in samples.columns:
             values = samples.values(name, clips)
             plain = values if isinstance(values, list) else values.tolist()
@@ -252,7 +252,7 @@ class DerivedSource:
 
 def _differs(view: View) -> bool:
     """Whether the samples of epoch 1 are others than those of epoch 0."""
-    first, second = view.samples.samples_in(0), view.samples.samples_in(1)
+    first, second = view.samples.in_epoch(0).samples, view.samples.in_epoch(1).samples
     return first.names != second.names or any(
         not np.array_equal(first[name], second[name]) for name in first.names
     )
@@ -362,7 +362,7 @@ class _Stream:
         source, count = self._source, len(batch["episode"])
         clips = source.clips.take(slice(self._next_clip, self._next_clip + count))
         self._next_clip += count
-        names = source.view.samples.samples_in(0).columns
+        names = source.view.samples.in_epoch(0).samples.columns
         return {
             SOURCE_START: batch["start"],
             SOURCE_FRAMES: source.frames_of(clips),
