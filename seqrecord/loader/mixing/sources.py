@@ -22,6 +22,7 @@ from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions
 from seqrecord.loader.pipes.planning import Planner, plan_clips
+from seqrecord.loader.pipes.source_states import has_fewer
 from seqrecord.loader.pipes.states import SourceState
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.random_order import Purpose, key_of
@@ -85,6 +86,8 @@ class SourceDataset:
 
         Raises `StateError` for a dataset of a nested mix that has grown.
         """
+        if not has_fewer(source, self.view):
+            return self
         from seqrecord.loader.pipes.growth import view_of_state  # few resumes need it
 
         view, options = view_of_state(self.view, self.options, source)

@@ -29,7 +29,7 @@ from seqrecord.loader.pipes.memory import resident_features
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.planning import Planner, of_selected, plan_clips
 from seqrecord.loader.pipes.run_memory import RunNotices, settle
-from seqrecord.loader.pipes.source_states import excerpt_frames
+from seqrecord.loader.pipes.source_states import excerpt_frames, has_fewer
 from seqrecord.loader.pipes.states import Clip, Json, Segments, State
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
@@ -125,8 +125,8 @@ class ClipLoader:
 
     def of_state(self, state: State) -> ClipLoader:
         """See `Loader`."""
-        if len(state.sources) != 1:  # which is refused later
-            return self
+        if len(state.sources) != 1 or not has_fewer(state.sources[0], self.view):
+            return self  # another number is refused later
         from seqrecord.loader.pipes.growth import planner_of_state  # few resumes need it
 
         planner = planner_of_state(self.planner, *state.sources)

@@ -254,6 +254,9 @@ class AugmentationSampler(NoDraws):
         episodes: the episodes, with the metadata `camera`.
         episode: row of one episode, int64[1]; whether it has intrinsics decides for all.
         images: the cameras of images, if flips mirror the world of a clip.
+
+    Attributes:
+        arrays: arrays of a frame in batches, before functions.
     """
 
     def __init__(

@@ -17,7 +17,9 @@ from seqrecord.store.clips.arrow_tables import TableLike
 
 
 def planner_of_state(planner: Planner, source: SourceState) -> Planner:
-    """The planner of the episodes and samples of a state: itself, unless the data have grown."""
+    """The planner of the episodes and samples of a state that has fewer: itself, unless the data
+    have grown.
+    """
     view, options = view_of_state(planner.view, planner.options, source)
     if view is planner.view:
         return planner
@@ -28,15 +30,17 @@ def planner_of_state(planner: Planner, source: SourceState) -> Planner:
 def view_of_state(
     view: View, options: LoaderOptions, source: SourceState
 ) -> tuple[View, LoaderOptions]:
-    """The view and options of the episodes and samples of a state: unchanged, unless the data have
-    grown.
+    """The view and options of the episodes and samples of a state that has fewer: unchanged, unless
+    the data have grown.
 
     Then they have the first episodes only, or the first rows of a table of samples. Whether
     these are the state's is checked as for other states, see `check_source`; here only if it is
     cheap.
     """
+    first: LoaderOptions | None
     if view.num_rows is not None:
-        first = _with_first_rows(view.num_rows, options, source.rows)
+        assert options.table is not None
+        first = options.with_table(_first_rows(options.table, source.rows or 0))
     else:
         first = _with_first_episodes(view, options, source)
     if first is None:
@@ -56,29 +60,15 @@ def view_of_state(
 def _with_first_episodes(
     view: View, options: LoaderOptions, source: SourceState
 ) -> LoaderOptions | None:
-    """The options of a state's episodes, if they are the first of more, in a dataset that has
-    grown. If it has not, another selection of its episodes is a mistake.
+    """The options of a state's episodes, if they are the first of a dataset that has grown. If it
+    has not, another selection of its episodes is a mistake.
     """
-    count = source.episodes.get("count")
-    if type(count) is not int or not 0 < count < len(view.episode_rows):
-        return None
-    episodes, contents = view.episode_rows[:count], view.dataset.contents
+    episodes, contents = view.episode_rows[: source.episodes["count"]], view.dataset.contents
     if source.episodes.get("dataset") == contents.manifest.fingerprint:
         return None
     if source.episodes.get("digest") != contents.identity(episodes)["digest"]:
         return None
     return options.with_episodes(episodes.tolist())
-
-
-def _with_first_rows(
-    num_rows: int, options: LoaderOptions, saved_rows: int | None
-) -> LoaderOptions | None:
-    """The options with the first rows of a table that has more."""
-    if saved_rows is None or not 0 < saved_rows < num_rows:
-        return None
-    assert options.table is not None
-    first: Any = _first_rows(options.table, saved_rows)
-    return options.with_table(first)
 
 
 def _first_rows(table: TableLike | Segments, count: int) -> Any:

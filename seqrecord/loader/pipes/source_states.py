@@ -40,6 +40,16 @@ def excerpt_frames(planner: Planner) -> int | None:
     return None if planner.view.excerpts is None else planner.view.excerpts.most
 
 
+def has_fewer(source: SourceState, view: View) -> bool:
+    """Whether a state has fewer episodes than a view, or fewer rows of a table: if they are the
+    first ones, the data have grown since.
+    """
+    if view.num_rows is not None:
+        return source.rows is not None and 0 < source.rows < view.num_rows
+    count = source.episodes.get("count")
+    return type(count) is int and 0 < count < len(view.episode_rows)
+
+
 def saved_memory(planner: Planner, saved: SourceState, state: State, *, fit: bool) -> MemoryPlans:
     """The settings of a state by their place in `Planner.keep`: for whole epochs and its rest.
 
