@@ -308,8 +308,12 @@ def _joined(
 
 def _missing(kinds: Mapping[int, Mapping[str, str]], names: Iterable[str]) -> dict[str, list[int]]:
     """The numbers of the sources without an entry, for each of these that a source lacks."""
-    numbers = {name: [n for n, entries in kinds.items() if name not in entries] for name in names}
-    return {name: without for name, without in numbers.items() if without}
+    numbers = dict[str, list[int]]()
+    for name in dict.fromkeys(names):
+        for number, entries in kinds.items():
+            if name not in entries:
+                numbers.setdefault(name, []).append(number)
+    return numbers
 
 
 def _is_of(numbers: Collection[int], invert: bool, batch: Batch) -> npt.NDArray[np.bool_]:
@@ -439,22 +443,22 @@ def _check_meanings(
             if spec is not None and spec.value_kind.number_dtype(spec) is not None:
                 specs[source] = spec
         for attribute in ("kind", "unit") if name not in unitless else ("kind",):
-            declared: dict[str, str | None] = {
-                source: getattr(specs[source], attribute) for source in specs
-            }
-            declaring = [source for source, text in declared.items() if text is not None]
-            for source in specs if declaring else ():
-                is_known = differences(specs[declaring[0]], specs[source]).get(attribute)
+            declaring = (s for s in specs.values() if getattr(s, attribute) is not None)
+            if (first_spec := next(declaring, None)) is None:
+                continue
+            for source, spec in specs.items():
+                is_known = differences(first_spec, spec).get(attribute)
                 if is_known is not None:
-                    _report(name, attribute, declared, sources[source], is_known)
+                    _report(name, attribute, specs, sources[source], is_known)
 
 
 def _report(
-    name: str, attribute: str, declared: Mapping[str, str | None], view: View, is_known: bool
+    name: str, attribute: str, specs: Mapping[str, FeatureSpec], view: View, is_known: bool
 ) -> None:
     """Raise `ClipError` for a feature whose kind or unit differs in a source, or log a warning if
     it is unknown there.
     """
+    declared = {source: getattr(spec, attribute) for source, spec in specs.items()}
     text = next(text for text in declared.values() if text is not None)
     described = f"{view.dataset.contents.stored_name(name)}={text}"
     command = f"`seqrecord edit describe {shlex.quote(view.dataset.url)} --{attribute} {described}`"

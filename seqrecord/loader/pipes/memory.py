@@ -105,9 +105,8 @@ def frame_sizes(view: View, batch_size: int) -> FrameSizes:
     for name, spec in view.batch_arrays.items():
         item = FORMS[spec.value_kind].item_nbytes
         clip += (spec.nbytes + item) * view.lengths[name]
-    rows, staying = (
-        tuple(np.maximum(nbytes, 1).tolist()) for nbytes in (loads.frames, loads.staying)
-    )
+    rows = tuple(np.maximum(loads.frames, 1).tolist())
+    staying = tuple(np.maximum(loads.staying, 1).tolist())
     return FrameSizes(rows, loads.chunk + beside, batch_size * max(1, clip), staying, whole)
 
 
