@@ -356,23 +356,33 @@ class ChunkLoader:
 
         The chunk of a single load may already be `fetched`.
         """
-        loads, target = [item.load for item in items], items[0].target
-        if isinstance(target, MappedArena):
-            chunk, frame = _stored(self._clip_frames, items)
-            self.check(target, chunk, frame)
-            self._stats.add(loads=len(loads))
-            return
-        still_open = self._fetcher.take(loads[0]) if len(items) == 1 else None
+        load, chunks = items[0].load, _stored(self._clip_frames, items)
+        still_open = self._fetcher.take(load) if len(items) == 1 else None
         if fetched is None:
             fetched = still_open
         else:
             self._fetcher.release(still_open)
         rows = items[0].rows if len(items) == 1 else np.concatenate([item.rows for item in items])
-        with self._buffers.storing(target, rows) as (out, places):
-            row_load = RowLoad(loads[0].group, *_stored(self._clip_frames, items), places, out)
-            self._keep(loads[0], self._load(row_load, fetched))
-        self._mark(target, rows)
-        self._stats.add(loads=len(loads))
+        row_load = RowLoad(load.group, *chunks, rows, items[0].target)
+        self._keep(load, self._load_rows(row_load, len(items), fetched))
+
+    def load(self, row_load: RowLoad, num_chunks: int) -> None:
+        """Load frames from any chunks in one group into arena rows."""
+        self._fetcher.release(self._load_rows(row_load, num_chunks, None))
+
+    def _load_rows(
+        self, row_load: RowLoad, num_loads: int, fetched: Fetched | None
+    ) -> Fetched | None:
+        """Like `_load`, with arena rows as targets."""
+        target, rows = row_load.out, row_load.rows
+        if isinstance(target, MappedArena):
+            self.check(target, row_load.chunk, row_load.frame)
+        else:
+            with self._buffers.storing(target, rows) as (out, places):
+                fetched = self._load(row_load._replace(rows=places, out=out), fetched)
+            self._mark(target, rows)
+        self._stats.add(loads=num_loads)
+        return fetched
 
     def begin(self, item: AssignedLoad, needed: npt.NDArray[np.bool_]) -> BegunLoad:
         """Perform part of a load: its `needed` frames, bool[frames].
@@ -454,9 +464,9 @@ class ChunkLoader:
         frames = load.frames
         return len(frames) > 0 and not self._cache.cover(load, frames)
 
-    def joins(self, load: Load) -> bool:
-        """Whether small loads like this one should share a thread."""
-        in_order = self._groups[load.group].in_order
+    def joins(self, group: int) -> bool:
+        """Whether small loads in a group should share a thread."""
+        in_order = self._groups[group].in_order
         return self.is_local and self._transform is None and not in_order
 
     def has_parts(self, item: AssignedLoad) -> bool:

@@ -41,15 +41,15 @@ from seqrecord.loader.engine.executor import check_rows, gather
 from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import (
-    AssignedLoad,
+    CallLoad,
     FileFrames,
     FrameLookup,
     FrameStore,
     GroupFrames,
-    Load,
     ResidentFrames,
+    RowLoad,
 )
-from seqrecord.loader.engine.workers import joined_loads
+from seqrecord.loader.engine.workers import bytes_together
 from seqrecord.loader.sampling.plan import Clips
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys
 from seqrecord.store.clips.grids import ChunkGrid, frame_keys, run_bounds, split_keys
@@ -144,17 +144,13 @@ class CallPart:
         """Keep an arena for the next call."""
         self._idle.append(arena)
 
-    def loads(self, keys: IntArray) -> list[Load]:
-        """Loads of frames, given by ascending keys: one per chunk."""
-        episode, frame = split_keys(keys)
-        loads = []
+    def loads(self, keys: IntArray) -> Iterator[CallLoad]:
+        """Loads of frames, given by ascending keys: one per group."""
+        episode, place = split_keys(keys)
+        _, frame = self.clip_frames.stored_frames(episode, place)
         for grid in self.grids:
-            chunk = grid.row(episode, grid.place(episode, frame))
-            for a, b in pairwise(run_bounds(constant=chunk)):
-                first, last = int(frame[a]), int(frame[b - 1])
-                place = grid.group, 0, 0, int(episode[a]), int(chunk[a]), first, last + 1 - first
-                loads.append(Load(*place, used=frame[a:b]))
-        return loads
+            chunk = grid.row(episode, grid.place(episode, place))
+            yield CallLoad(grid.group, episode, place, chunk, frame)
 
     def with_neighbours(self, keys: IntArray) -> IntArray:
         """Extend keys to the blocks of frames that are read at once, if this is a small feature."""
@@ -182,12 +178,14 @@ class CallFrames(GroupFrames):
         ]
         keys = wanted[0] if len(wanted) == 1 else np.concatenate(wanted, axis=1)
         # Each frame once, its first place, and for every place which frame it is.
-        if part.direct:
+        self._keys = keys.reshape(-1)
+        self._rows = which = np.arange(keys.size)
+        if (self._keys[1:] <= self._keys[:-1]).any():  # else sorting costs 20 us of one clip's 400
             self._keys, self._rows, which = np.unique(keys, return_index=True, return_inverse=True)
-            which = self._rows[which]
-        else:
-            self._keys, which = np.unique(keys, return_inverse=True)
-            self._rows = np.arange(len(self._keys))
+            if part.direct:
+                which = self._rows[which]
+            else:
+                self._rows = np.arange(len(self._keys))
         self._clip_rows: IntArray = which.reshape(keys.shape)
         self.arena = part.acquire(keys.size if part.direct else len(self._keys))
         self._direct = {name: builder.rows[name] for name in part.direct}
@@ -202,15 +200,9 @@ class CallFrames(GroupFrames):
         """See `GroupFrames`."""
         return self._keys
 
-    def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
-        assigned, stop = [], 0
-        for load in waiting:  # together, they have all frames of the call in their order
-            start, stop = stop, stop + len(load.frames)
-            rows = self._rows[start:stop]
-            nbytes = len(rows) * self._frame_nbytes
-            assigned.append(AssignedLoad(0, load, self._target, load.frames, rows, nbytes))
-        assert stop == len(self._keys), "loads lack frames of the call"
-        return assigned, []
+    def assign(self, call: CallLoad) -> RowLoad:
+        assert len(call.place) == len(self._keys), "a load lacks frames of the call"
+        return call.to_rows(self._rows, self._target)
 
     def find(self, clips: Clips, frames: FrameLookup) -> Iterator[ClipRows[Any]]:  # noqa: ARG002
         stop = 0
@@ -348,10 +340,12 @@ class RandomAccess:
     ) -> None:
         """Load frames by their keys."""
         if len(keys):
-            placed = store.place(part.loads(keys))
+            loads = [load for call in part.loads(keys) for load in store.assign(call)]
+            frame_nbytes = part.frame_bytes // len(part.grids)
+            nbytes = frame_nbytes * sum(len(load.rows) for load in loads)
+            limit = bytes_together(nbytes, threads.num_threads)
             threads.copy(
-                Copy(sum(item.nbytes for item in items), partial(loader, items))
-                for items in joined_loads(placed, loader, threads.num_threads)
+                copy for load in loads for copy in _copies(loader, load, frame_nbytes, limit)
             )
 
     def _buffers_for(self, count: int) -> HostBuffers:
@@ -361,3 +355,22 @@ class RandomAccess:
             buffers = HostBuffers(replace(self._needs, batch_size=count))
             self._buffers[count == 1] = buffers
         return buffers
+
+
+def _copies(
+    loader: ChunkLoader, load: RowLoad, frame_nbytes: int, max_nbytes: int
+) -> Iterator[Copy]:
+    """A load as tasks for threads: a chunk each, or several small ones of `max_nbytes` together."""
+    nbytes, joins = len(load.rows) * frame_nbytes, loader.joins(load.group)
+    if joins and 0 < nbytes <= max_nbytes:
+        num_chunks = 1 + int(np.count_nonzero(load.chunk[1:] != load.chunk[:-1]))
+        yield Copy(nbytes, partial(loader.load, load, num_chunks))
+        return
+    bounds, begin = run_bounds(constant=load.chunk), 0
+    max_frames = max_nbytes // max(1, frame_nbytes) if joins else 0
+    for end in range(1, len(bounds)):
+        start, stop = bounds[begin], bounds[end]
+        if stop == bounds[-1] or bounds[end + 1] - start > max_frames:
+            task = partial(loader.load, load.take(slice(start, stop)), end - begin)
+            yield Copy((stop - start) * frame_nbytes, task)
+            begin = end

@@ -62,9 +62,13 @@ class GroupFrames(ABC):
     def nbytes(self) -> int:
         """Bytes of resident frames and of loads in progress."""
 
-    @abstractmethod
     def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
-        """Assign rows to loads. Returns these, and the loads without room."""
+        """Assign rows to a plan's loads. Returns these, and the loads without room."""
+        raise NotImplementedError
+
+    def assign(self, call: CallLoad) -> RowLoad:
+        """Assign rows to a call's frames, except those that need no load."""
+        raise NotImplementedError
 
     @abstractmethod
     def find(self, clips: Clips, frames: FrameLookup) -> Iterator[ClipRows[Any]]:
@@ -189,6 +193,10 @@ class FrameStore:
         waiting[:] = late
         return assigned
 
+    def assign(self, call: CallLoad) -> list[RowLoad]:
+        """Assign rows to a call's frames, for each policy."""
+        return [policy.assign(call) for policy in self._policies[call.group]]
+
     def find(self, clips: Clips, frames: FrameLookup | None = None) -> list[ClipRows[Any]]:
         """Find the rows of clips, for each set of features with equal windows."""
         frames = FrameLookup(clips.keys, self._clip_frames) if frames is None else frames
@@ -290,8 +298,6 @@ class RingFrames(_ArenaFrames):
 class ResidentFrames(_ArenaFrames):
     """Policy with a row for every frame, which stays once a load has ended (see `ChunkLoader`).
 
-    Loads contain frames that were looked for.
-
     Args:
         rows: the rows of frames.
     """
@@ -324,15 +330,11 @@ class ResidentFrames(_ArenaFrames):
         """Note whether all frames are there, after the loads of a call."""
         self._are_all_read = bool(self._arena.is_read.all())
 
-    def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
-        assigned: list[AssignedLoad] = []
-        for load in waiting:
-            rows = self._frame_rows.find(load.episode, load.frames)
-            # Blocks may have frames that no clip uses, and some that other calls have loaded.
-            is_missing = (rows >= 0) & ~self._arena.is_read[rows]
-            if is_missing.any():
-                assigned.append(self._assigned(load, load.frames[is_missing], rows[is_missing]))
-        return assigned, []
+    def assign(self, call: CallLoad) -> RowLoad:
+        rows = self._frame_rows.find(call.episode, call.place)
+        # Blocks may have frames that no clip uses, and some that other calls have loaded.
+        is_missing = (rows >= 0) & ~self._arena.is_read[rows]
+        return call.to_rows(rows, self._arena).take(is_missing)
 
     def find(self, clips: Clips, frames: FrameLookup) -> Iterator[ClipRows[Any]]:  # noqa: ARG002
         for names in self._feature_sets:
@@ -436,6 +438,12 @@ class FileFrames(GroupFrames):
                 place = load.first_use, load, self._arena, frames, no_rows
                 assigned.append(AssignedLoad(*place, len(frames) * nbytes))
         return assigned, []
+
+    def assign(self, call: CallLoad) -> RowLoad:
+        load = call.to_rows(call.frame, self._arena)
+        if self._touches:
+            return load
+        return load.take(~self._arena.are_checked(call.chunk, call.frame))
 
     def _are_checked(self, load: Load, frames: IntArray) -> bool:
         """Whether all frames of a load were checked."""
@@ -673,6 +681,24 @@ class RowLoad(NamedTuple):
         """The frames of an index, a mask or a slice."""
         chunk, frame, rows = self.chunk[index], self.frame[index], self.rows[index]
         return self._replace(chunk=chunk, frame=frame, rows=rows)
+
+
+class CallLoad(NamedTuple):
+    """Frames that a call loads in one group, by ascending keys; int64[n] each.
+
+    `frame` are stored numbers, `chunk` rows of the chunk table. With lists of frames, `episode` and
+    `place` are excerpts and places.
+    """
+
+    group: int
+    episode: IntArray
+    place: IntArray
+    chunk: IntArray
+    frame: IntArray
+
+    def to_rows(self, rows: IntArray, out: FeatureRows) -> RowLoad:
+        """The load to these arena rows, int64[n]."""
+        return RowLoad(self.group, self.chunk, self.frame, rows, out)
 
 
 class AssignedLoad(NamedTuple):

@@ -52,21 +52,26 @@ def chunks_at_once(memory: Memory, num_threads: int, *, is_local: bool) -> tuple
     return spared + memory.max_read_ahead, memory.max_loads - spared
 
 
+def bytes_together(nbytes: int, num_threads: int) -> int:
+    """Bytes per task that joins small loads; all loads together have `nbytes`."""
+    return max(_LEAST_TOGETHER, min(nbytes // num_threads // 2, _MOST_TOGETHER))
+
+
 def joined_loads(
     placed: Sequence[AssignedLoad], loader: ChunkLoader, num_threads: int
 ) -> list[list[AssignedLoad]]:
     """Join small consecutive loads of a group, for tasks of threads."""
     if len(placed) == 1:
         return [[*placed]]
-    nbytes = sum(item.nbytes for item in placed)
-    limit = max(_LEAST_TOGETHER, min(nbytes // num_threads // 2, _MOST_TOGETHER))
+    limit = bytes_together(sum(item.nbytes for item in placed), num_threads)
     joined, joined_place = list[list[AssignedLoad]](), (-1, 0)
     room = 0
     for item in placed:
         room -= item.nbytes
-        place = item.load.group, id(item.target)
+        group = item.load.group
+        place = group, id(item.target)
         if room < 0 or place != joined_place:
-            room = (limit if loader.joins(item.load) else 0) - item.nbytes
+            room = (limit if loader.joins(group) else 0) - item.nbytes
             joined.append([])
             joined_place = place
         joined[-1].append(item)

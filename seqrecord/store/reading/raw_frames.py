@@ -151,15 +151,16 @@ class _PageRange:
 
     def is_right(self, data: memoryview) -> bool:
         """Check the next bytes against the checksums of all slices completed so far."""
-        while len(data):
-            number, offset = divmod(self.num_checked, self.slice_bytes)
-            part = data[: self.slice_bytes - offset]
+        start, stop, size = 0, len(data), self.slice_bytes
+        while start < stop:
+            number, offset = divmod(self.num_checked, size)
+            end = min(start + size - offset, stop)
+            part = data if end - start == stop else data[start:end]
             self.crc = crc32c(part, start=self.crc if offset else 0)
-            self.num_checked += len(part)
-            is_end = offset + len(part) == self.slice_bytes or self.num_checked == self.nbytes
+            self.num_checked, start = self.num_checked + end - start, end
+            is_end = self.num_checked == self.nbytes or not self.num_checked % size
             if is_end and self.crc != self.sums[number]:
                 return False
-            data = data[len(part) :]
         return True
 
     def copy_frames(self, data: memoryview, array: npt.NDArray[Any]) -> None:
@@ -446,7 +447,7 @@ class RawFrames:
         for piece in pieces:
             piece.num_checked = 0
         for block in _blocks(pieces, _BLOCK_BYTES if self.is_local else 1 << 62):
-            between = sum(part for _, _, part in block if isinstance(part, int)) + padding
+            between = sum([part for _, _, part in block if isinstance(part, int)]) + padding
             scratch = pool.acquire(between)
             try:
                 part_views, scratch_used, end = [], padding, -1 - padding
