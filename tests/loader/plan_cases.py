@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.budgets import ClipCosts
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.plan import Frees, Loads, Plan, Round
 from seqrecord.loader.sampling.runs import Shard, Window
@@ -47,7 +48,10 @@ class Group:
         planned = plan.groups[number]
         self.chunks, self.step = chunks, planned.window.frame_step
         self.room = planned.max_resident_frames  # frames, divided evenly between cursors
-        self.rows = self.room // max(1, plan.num_cursors)
+        self.rows = [self.room // max(1, plan.num_cursors)] * plan.num_cursors
+        if planned.cursor_frames is not None:  # … or as planned
+            self.rows = planned.cursor_frames.tolist()
+            assert sum(self.rows) <= self.room
         self.held: dict[int, dict[int, int]] = {}  # run: frame: episode
         self.order: dict[int, list[tuple[int, int]]] = {}  # cursor: (run, frame) as loaded
         self.cursor: dict[int, int] = {}  # run: cursor
@@ -74,7 +78,7 @@ class Group:
                 self.frames[episode, frame] += 1
         self.most_frames = max(self.most_frames, sum(map(len, self.held.values())))
         assert self.most_frames <= self.room
-        assert all(len(order) <= self.rows for order in self.order.values())
+        assert all(len(order) <= self.rows[cursor] for cursor, order in self.order.items())
 
     def free(self, frees: Frees) -> None:
         for cursor, run, first, count in rows(frees.cursor, frees.run, frees.first, frees.count):
@@ -167,11 +171,12 @@ class Request:
     settings: PlanSettings
     epoch: int
     num_shards: int
+    costs: ClipCosts | None = None
 
     def plan(self, index: int = 0) -> EpochPlan:
-        shard = Shard(index, self.num_shards)
-        case = self.case
-        return EpochPlan(case.table, case.episodes, self.settings, epoch=self.epoch, shard=shard)
+        shard, case = Shard(index, self.num_shards), self.case
+        place: Any = {"epoch": self.epoch, "shard": shard, "costs": self.costs}
+        return EpochPlan(case.table, case.episodes, self.settings, **place)
 
     def run(self, plan: EpochPlan) -> Engine:
         return Engine.of(plan, self.case.episodes, self.case.spec).finish()

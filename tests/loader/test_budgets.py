@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,13 @@ from torch.utils.data import DataLoader
 
 from seqrecord import Budget, MaxFrames, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
 from seqrecord.errors import ClipError, MemoryLimitError, StateError
-from seqrecord.loader.sampling.budgets import ClipCosts, Stream, arrange
+from seqrecord.loader.sampling.budgets import (
+    ClipCosts,
+    Stream,
+    arrange,
+    batches_of_window,
+    costs_of_batches,
+)
 from tests.kit.command_line import main
 from tests.kit.datasets import columns, write_dataset
 
@@ -124,6 +132,77 @@ def test_arrangements_equal_brute_force(
     if not pads and max_rows is None:  # no two batches of a window fit into one
         windows = len(rounds) - 1 + total // (15 * budget)
         assert len(arrangement.ends) <= 2 * total / budget + 1 + windows
+
+
+@given(
+    cost=st.lists(st.integers(1, 12), min_size=1, max_size=40),
+    budget=st.integers(12, 40),
+    max_rows=st.sampled_from([1 << 40, 3]),
+)
+def test_padded_batches_have_the_least_cost(cost: list[int], budget: int, max_rows: int) -> None:
+    """Of all batches that are full, or end where costs change shortly before."""
+    values = np.sort(cost)[::-1]
+
+    @cache
+    def least(begin: int) -> float:
+        if begin == len(values):
+            return 0
+        full = min(begin + min(budget // values[begin], max_rows), len(values))
+        changes = [i for i in range(begin + 1, full + 1) if i in ends]
+        stops = {full, *(i for i in changes[-1:] if i - begin >= int(0.85 * (full - begin)))}
+        costs = (values[begin] * (stop - begin) + least(stop) for stop in stops)
+        return float(min(costs)) + budget / 2
+
+    ends = {len(values), *(i for i in range(1, len(values)) if values[i] < values[i - 1])}
+    costs = costs_of(budget, cost, pads=True, max_rows=max_rows)
+    one = Stream(np.arange(len(cost)), np.array([0, len(cost)]))
+    arrangement = arrange(one, np.array(cost), replace(costs, window_batches=1 << 20), 1)
+    taken = costs_of_batches(np.array(cost)[arrangement.order], arrangement.ends, costs)
+    assert taken.sum() + len(taken) * budget / 2 == least(0)
+
+
+def test_small_batches_have_longer_windows() -> None:
+    costs = np.array([4, 10, 39] * 20)
+    sizes = [batches_of_window(39 * n, costs, pads=False) for n in (1, 4, 16, 99)]
+    assert sizes[0] == 256
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == 16
+    assert batches_of_window(39 * 64, costs, pads=True) == 64
+
+
+def test_small_memory_joins_rounds(records: Path) -> None:
+    """Padded windows of single rounds would need 30 batches; 25 with any memory."""
+    table, limit = lists(), 6000
+    pipe = SeqRecordPipe(
+        records, samples=table, ragged="pad", batch_size=Budget(34), memory_limit=limit
+    )
+    rows = Counter[Any]()
+    for batch in pipe:
+        rows.update(rows_of(batch))
+    assert rows.total() == len(table["frames"])
+    assert pipe.stats()["peak_buffer_bytes"] <= limit
+    assert len(pipe) <= 27
+
+
+def test_the_longest_window_is_the_cost_of_a_clip(records: Path) -> None:
+    pipe = SeqRecordPipe(records, windows={"x": [-1, 0, 1, 2]}, pad="edge", batch_size=Budget(18))
+    assert next(iter(pipe))["x"].shape == (4, 4)
+    frames = SeqRecordPipe(
+        records,
+        windows={"x": [0, 1]},
+        samples=starts(),
+        batch_size=Budget(70, lambda columns: columns["frames"] + columns["tokens"]),
+    )
+    tokens = dict(
+        zip(
+            zip(starts()["episode"], starts()["start"], strict=True),
+            starts()["tokens"],
+            strict=True,
+        )
+    )
+    for batch in frames:
+        names = zip(batch["episode"], batch["start"].tolist(), strict=True)
+        assert sum(2 + tokens[name] for name in names) <= 70
 
 
 @pytest.mark.parametrize("form", ["list", "nested", "pad"])

@@ -10,15 +10,18 @@ from itertools import product
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY
 from seqrecord import ClipError, ClipSpec
-from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
+from seqrecord.loader.sampling.budgets import ClipCosts
 from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.runs import Shard
+from seqrecord.loader.sampling.runs import Runs, Shard
+from seqrecord.store.clips.frames import COPIES
 from tests.loader.clip_cases import Case
 from tests.loader.golden_plans import CASES, GOLDEN, plan_rounds
-from tests.loader.plan_cases import Request, requests, shards
+from tests.loader.plan_cases import Engine, Request, requests, shards
 
 
 @given(requests())
@@ -59,6 +62,43 @@ def test_shards_cover_the_epoch_in_equally_many_full_batches(request: Request) -
     elif not request.settings.drops:
         assert set(counts) <= {low, high}
         assert sum(counts) == total
+
+
+@given(
+    request=requests(),
+    cost=st.lists(st.integers(1, 20), min_size=1, max_size=20),
+    window=st.integers(1, 9),
+    pads=st.booleans(),
+)
+def test_windows_of_joined_rounds(
+    request: Request, cost: list[int], window: int, pads: bool
+) -> None:
+    """Each clip once, in batches of a budget, from the frames that the plan's rounds have."""
+    samples = Runs.of(request.case.table).all_samples // COPIES
+    values = np.resize(cost, int(samples.max(initial=0)) + 1)
+    budget, most_rows = 30, 1 << 30
+    costs = ClipCosts(budget, pads, most_rows, values, values, "stacked", 3, 30, 30, window)
+    settings = replace(request.settings, last_batch="keep", resident=False)
+    request = replace(request, settings=settings, costs=costs)
+    clips = Counter[tuple[int, int]]()
+    for plan in map(request.plan, range(request.num_shards)):
+        engine = request.run(plan)
+        clips.update(engine.clips)
+        batches = [batch for batch, _ in engine.places]
+        assert batches == sorted(batches)
+        for batch in {*batches}:
+            chosen = [
+                values[s // COPIES] for s in np.array(engine.samples)[np.array(batches) == batch]
+            ]
+            assert (max(chosen) * len(chosen) if pads else sum(chosen)) <= budget
+        bounds = resident_bounds(ClipStats.of(request.case.table, request.case.episodes), settings)
+        assert (
+            plan.groups[0].cursor_frames is None or plan.groups[0].cursor_frames.sum() <= bounds[0]
+        )
+        if plan.num_rounds > 2:  # a resume in the middle
+            rest = Engine.of(plan, request.case.episodes, request.case.spec).finish(1)
+            assert rest.clips == engine.clips[-len(rest.clips) :]
+    assert clips == Counter(request.case.clips())
 
 
 CLIP = ClipSpec(16)

@@ -14,6 +14,7 @@ from seqrecord.loader.sampling.random_order import (
     hash64,
     key_of,
     permutation,
+    sorted_places,
     times_in_epoch,
     uniform,
 )
@@ -113,3 +114,12 @@ def test_the_size_of_an_epoch_at_any_number_of_rows() -> None:
         repeat = np.full(size, 1 / 3) + (size < 3)
         times = times_in_epoch(repeat, np.arange(size)[::-1], seed=1, epoch=5)
         assert abs(times.sum() - repeat.sum()) < 1
+
+
+@pytest.mark.parametrize("most", [1, 3, 1 << 30, 1 << 61])
+def test_sorted_places(most: int) -> None:
+    """Equal numbers keep their order; large ones need two sorts."""
+    rng = np.random.default_rng(0)
+    for size in (0, 1, 7, 300):
+        major, minor = rng.integers(0, 5, size), rng.integers(0, most, size)
+        assert sorted_places(major, minor).tolist() == np.lexsort((minor, major)).tolist()

@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import chain, groupby, repeat
+from itertools import chain, groupby, pairwise, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -234,8 +234,12 @@ class RingFrames(_ArenaFrames):
     ) -> None:
         super().__init__(clip_frames, arena)
         self._window = plan.window
-        rows, step = arena.num_rows // max(1, num_cursors), plan.window.frame_step
-        self._rings = [Ring(cursor * rows, rows, step) for cursor in range(num_cursors)]
+        most = plan.cursor_frames
+        if most is None:
+            most = np.ones(num_cursors, np.int64)
+        first = np.append(0, np.cumsum(most * arena.num_rows // max(1, int(most.sum()))))
+        step = plan.window.frame_step
+        self._rings = [Ring(begin, end - begin, step) for begin, end in pairwise(first.tolist())]
         self._numbers = None if used is None else FrameNumbers(used, clip_frames.num_frames)
         self._episodes: dict[int, int] = {}  # by run
 

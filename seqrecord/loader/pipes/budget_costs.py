@@ -18,7 +18,7 @@ from seqrecord.loader.pipes.columns import CU_SEQLENS, ClipColumn
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.sampling.budgets import ClipCosts
+from seqrecord.loader.sampling.budgets import ClipCosts, batches_of_window
 from seqrecord.loader.sampling.interleaving import FIRST_ROUND
 from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.plan import Plan
@@ -41,7 +41,7 @@ class SampleCosts:
     Attributes:
         budget: the argument.
         lengths: the number of frames of each row of lists that differ in length, int64[rows], or of
-            any clip.
+            any clip: of its longest window.
         pads: whether a clip costs as much as the greatest in its batch.
         form: see `ClipCosts`.
         dropped: how many rows were too large in an epoch, if these are dropped.
@@ -59,7 +59,7 @@ class SampleCosts:
         budget, lists = options.budget, view.excerpts
         if budget is None or options.clip_lens is not None:
             return None
-        lengths: IntArray | int = options.most_frames or 1
+        lengths: IntArray | int = max(view.lengths.values(), default=1)
         form, pads = "stacked", options.ragged == "pad"
         if lists is not None:
             lengths = lists.length if lists.length_of is None else lists.length_of
@@ -142,6 +142,7 @@ class SampleCosts:
             _by_row(row, frames),
             self.form,
             *sizes,
+            batches_of_window(budget.size, cost, pads=self.pads),
         )
 
     def count_too_large(self, samples: Samples, epoch: int) -> int:

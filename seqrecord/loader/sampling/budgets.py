@@ -20,23 +20,23 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import pairwise
-from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.loader.sampling.random_order import hash64, ranks_of
+from seqrecord.loader.sampling.random_order import hash64, ranks_of, sorted_places
 from seqrecord.store.clips.frames import COPIES
 from seqrecord.store.clips.tables import IntArray
 
 WINDOW_BATCHES = 16  # of a window: 97 % of a packed budget of 4 longest rows, with 4 batches 93 %
-_PADDED_WINDOW = (
-    4  # times as many where padded. 1: 16 % more than the sum of costs needs for 6, with
-)
-# 8 % of padding for 2 (lists of 4 to 39 frames, budgets of 32 longest)
+_PADDED_WINDOW = 4  # times as many where padded. 1: 16 % more than the sum of costs needs for 6,
+# with 8 % of padding for 2 (lists of 4 to 39 frames, budgets of 32 longest)
+_WINDOW_CLIPS = 1536  # of a window of small batches. 0: 351 padded batches for 342, 327 packed for
+# 322 (lists of 4 to 39 frames, 1,000 episodes, budgets of 4 longest)
+_MOST_BATCHES = 256  # … which is no longer than a window of large ones
 _BATCH_COST = 0.5  # of a budget: padding that is worth one more batch
 _LEAST_FILL = 0.85  # of a batch that ends where costs change. 0: 10 ends to compare for each batch,
 # and up to 5 % more batches for 2 % less padding (24 episodes of video, 20 batches of a rank)
@@ -62,6 +62,7 @@ class ClipCosts:
         mean_rows: the clips of a full batch, on the average.
         most_rows: the clips of the largest batch, at most, in every epoch of costs like these.
         most_frames: … and its frames, padding included.
+        window_batches: the batches of a window, as far as memory allows.
     """
 
     budget: int
@@ -73,6 +74,7 @@ class ClipCosts:
     mean_rows: int
     most_rows: int
     most_frames: int
+    window_batches: int = WINDOW_BATCHES
     _shared: list[Any] = field(default_factory=list, repr=False)
 
     def of(self, sample: IntArray) -> IntArray:
@@ -91,9 +93,9 @@ class ClipCosts:
         return parts
 
     @property
-    def window_batches(self) -> int:
-        """The batches of a window, as far as memory allows."""
-        return WINDOW_BATCHES * (_PADDED_WINDOW if self.pads else 1)
+    def window(self) -> int:
+        """The costs of a window, as far as memory allows."""
+        return self.budget * self.window_batches
 
     def clips_of_length(self, length: int) -> int:
         """The clips of `length` frames that take the memory of the largest batch."""
@@ -109,6 +111,18 @@ class ClipCosts:
         if not self._shared or self._shared[0] != key:
             self._shared[:] = [key, make()]
         return self._shared[1]
+
+
+def batches_of_window(budget: int, cost: IntArray, *, pads: bool) -> int:
+    """The batches of a window of clips with these costs, int64[n], as far as memory allows.
+
+    Each window has batches that mix lengths, or have room left. So there are more batches in a
+    window if they are small: `_WINDOW_CLIPS` of the length to which a frame belongs on the average.
+    """
+    usual = WINDOW_BATCHES * (_PADDED_WINDOW if pads else 1)
+    squares = float(np.square(cost, dtype=np.float64).sum())
+    length = squares / max(1.0, float(cost.sum()))
+    return max(usual, min(_MOST_BATCHES, int(_WINDOW_CLIPS * length / budget)))
 
 
 class Stream(NamedTuple):
@@ -188,15 +202,14 @@ def arrange(stream: Stream, cost: IntArray, costs: ClipCosts, key: int | None) -
         return Arrangement(cost, cost)
     if key is None:
         return Arrangement(np.arange(len(cost)), _in_order(cost, costs))
-    size = costs.budget * costs.window_batches
-    bounds = _windows(stream.rounds, cost, size)
+    bounds = _windows(stream.rounds, cost, costs.window)
     batch, batches = (_padded if costs.pads else _packed)(cost, bounds, costs)
     if not costs.pads:
         batch = _mixed_rest(batch, batches, cost, costs)
     hashes = hash64(key, np.arange(len(batches.window)))
     order = np.lexsort((hashes, ~batches.continues, batches.window))
     place = ranks_of(order)[batch]
-    return Arrangement(np.argsort(place, kind="stable"), np.cumsum(np.bincount(place)))
+    return Arrangement(sorted_places(place, np.arange(len(place))), np.cumsum(np.bincount(place)))
 
 
 class _Batches(NamedTuple):
@@ -344,18 +357,20 @@ def _cuts(values: IntArray, costs: ClipCosts) -> list[int]:
     changes = np.concatenate(([0], np.flatnonzero(np.diff(values)) + 1, [number]))
     change = changes[np.searchsorted(changes, full, side="right") - 1]
     is_near = change - place >= (_LEAST_FILL * (full - place)).astype(np.int64)
-    stops = zip(full.tolist(), np.where(is_near, change, full).tolist(), strict=True)
-    spent, begins = [inf] * (number + 1), [0] * (number + 1)  # to a place, by the best batch to it
-    spent[0] = 0
-    for begin, (value, ends) in enumerate(zip(values.tolist(), stops, strict=True)):
-        if spent[begin] == inf:  # no batch ends here
-            continue
-        for stop in ends:
-            total = spent[begin] + value * (stop - begin) + _BATCH_COST * costs.budget
-            if total < spent[stop]:
-                spent[stop], begins[stop] = total, begin
+    nearest = np.where(is_near, change, full)
+    best = {0: (0.0, 0)}  # for the end of a batch: costs up to it, and where it begins
+    todo = [0]
+    while (begin := heappop(todo)) < number:
+        spent = best[begin][0] + _BATCH_COST * costs.budget
+        for stop in {int(full[begin]), int(nearest[begin])}:
+            total = spent + int(values[begin]) * (stop - begin)
+            if stop not in best:
+                heappush(todo, stop)
+            elif total >= best[stop][0]:
+                continue
+            best[stop] = total, begin
     ends_of_batches, stop = list[int](), number
     while stop > 0:
         ends_of_batches.append(stop)
-        stop = begins[stop]
+        stop = best[stop][1]
     return ends_of_batches[::-1]

@@ -17,7 +17,7 @@ of 4 frames from the clip's start::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -257,7 +257,54 @@ class Cursors(CursorSchedule):
         self.num_rounds = sizes.rounds(self.longest)
         if costs is not None and self.num_rounds > 1:
             self.num_rounds = sizes.rounds(int(SLACK * self.longest))
+        self._marks = np.arange(self.num_rounds + 1)  # the first block of each round
+        self.most_frames: IntArray | None = None  # of each cursor, in joined rounds; by group
         self._begins = None if costs is None else self._begins_by_cost(costs)
+
+    def join_rounds(self, costs: IntArray, most_cost: int, most_frames: Sequence[int]) -> None:
+        """Join consecutive rounds into rounds of about `most_cost`; `costs`, int64[clips], are
+        those of the clips.
+
+        The frames of all cursors are at most `most_frames` of each group. That is a bound of the
+        first rounds, which need less: it has blocks of the longest cursor for all of them.
+        """
+        needs = [*self._needs(costs)]
+        most = np.maximum.reduce([held for _, held, _ in needs])
+        marks, cost, frames = list[int](), most_cost, most
+        for index, (cost_of_round, held, loaded) in enumerate(needs):
+            joined = np.maximum(frames + loaded, held)  # a round without clips has frames, too
+            more = np.maximum(most, joined)
+            has_room = cost + cost_of_round // 2 <= most_cost
+            if index and has_room and (more.sum(axis=1) <= most_frames).all():
+                cost, frames, most = cost + cost_of_round, joined, more
+            else:
+                marks.append(index)
+                cost, frames = cost_of_round, held
+        self._marks = np.array([*marks, self.num_rounds])
+        self.num_rounds, self.most_frames = len(marks), most
+
+    def _needs(self, costs: IntArray) -> Iterator[tuple[int, IntArray, IntArray]]:
+        """For each round: its cost, the frames of each group that each cursor has in it, and those
+        that it loads; int64[groups, cursors] each.
+        """
+        paid, width = np.append(0, np.cumsum(costs)), max(1, _CUTS_AT_ONCE // max(1, self.count))
+        for start in range(0, self.num_rounds, width):
+            stop = min(start + width, self.num_rounds)
+            begins = self.first_clips(np.arange(start, stop + 1)[:, None])
+            shape = stop - start, len(self._windows), self.count
+            held, loaded = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+            for group, blocks in enumerate(self.blocks(start, stop)):
+                step = self._windows[group].frame_step
+                block = (blocks.round - start) * self.count + blocks.cursor
+                more = -((blocks.loaded_before - blocks.loaded) // step)
+                # The first row of a block begins with frames of the block before.
+                is_first = np.diff(block, prepend=-1) != 0
+                before = np.where(is_first, -((blocks.held - blocks.loaded_before) // step), 0)
+                for frames, numbers in ((loaded, more), (held, before)):
+                    sums = np.bincount(block, numbers, (stop - start) * self.count)
+                    frames[:, group] = sums.reshape(stop - start, self.count)
+            costs_of_rounds = np.diff(paid[begins].sum(axis=1)).tolist()
+            yield from zip(costs_of_rounds, held + loaded, loaded, strict=True)
 
     def end_before(self, index: int) -> None:
         """Remove the rounds from `index` on."""
@@ -266,25 +313,26 @@ class Cursors(CursorSchedule):
 
     def first_clips(self, rounds: IntArray) -> IntArray:
         """See `CursorSchedule`."""
-        clips = self._find(rounds, snap=False)
-        late = (rounds >= self._sizes.unaligned) & (not self._apart[self._leading])
+        block = self._marks[np.minimum(rounds, self.num_rounds)]
+        clips = self._find(block, snap=False)
+        late = (block >= self._sizes.unaligned) & (not self._apart[self._leading])
         if late.any():
-            clips = np.where(late, self._find(rounds, snap=True), clips)
+            clips = np.where(late, self._find(block, snap=True), clips)
         clips = np.where(rounds == 0, self.begin, clips)
         clips = np.where(rounds >= self.num_rounds, self._last, clips)
         return np.clip(clips, self.begin, self._last)
 
-    def _find(self, rounds: IntArray, *, snap: bool) -> IntArray:
+    def _find(self, block: IntArray, *, snap: bool) -> IntArray:
         """The first clip at or behind the start of each block; [rounds, cursors].
 
-        `snap` moves starts to the next grid line. `rounds` is [rounds, cursors] or [rounds, 1].
+        `snap` moves starts to the next grid line. `block` is [rounds, cursors] or [rounds, 1].
         """
         runs, counted = self.runs, self._sizes.clip
         if self._begins is None:
-            place = self._sizes.begins(self.lengths, rounds, self.num_rounds) + self._begin
+            num_blocks = int(self._marks[-1])
+            place = self._sizes.begins(self.lengths, block, num_blocks) + self._begin
         else:
-            cursor = np.arange(self.count)
-            place = self._begins[np.minimum(rounds, self.num_rounds), cursor] + self._begin
+            place = self._begins[block, np.arange(self.count)] + self._begin
         row = np.searchsorted(self._from, place, side="right") - 1
         beyond = place - self._before[row]
         if snap:

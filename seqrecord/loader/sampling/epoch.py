@@ -45,14 +45,20 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.sampling.bounds import BlockSizes, ClipStats, PlanSettings, cursor_bounds
+from seqrecord.loader.sampling.bounds import (
+    BlockSizes,
+    ClipStats,
+    PlanSettings,
+    cursor_bounds,
+    resident_bounds,
+)
 from seqrecord.loader.sampling.budget_shards import BudgetShards, StreamOf
 from seqrecord.loader.sampling.budgets import Arrangement, BudgetUse, ClipCosts, Stream
 from seqrecord.loader.sampling.cost_shares import deal_runs, shares_by_cost, turn_runs
 from seqrecord.loader.sampling.cursors import Blocks, Cursors
 from seqrecord.loader.sampling.passes import copies, in_step, passes
 from seqrecord.loader.sampling.plan import Clips, Plan
-from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, sorted_places
 from seqrecord.loader.sampling.runs import (
     CursorShares,
     Cuts,
@@ -114,6 +120,9 @@ class EpochPlan(Plan):
             cursors.end_before(self.num_rounds)
         bounds = cursor_bounds(stats, settings, longest=cursors.longest)
         self._resident = [self.num_cursors * bound for bound in bounds]
+        if cursors.most_frames is not None:
+            self._resident_of_cursors = cursors.most_frames
+            self._resident = np.maximum(self._resident, cursors.most_frames.sum(axis=1)).tolist()
 
     def _share_out(
         self, table: ClipTable, epoch: int, segment: int
@@ -354,7 +363,13 @@ class EpochLayout:
         has_clips = stop > start
         sliced = runs.slices(start[has_clips], stop[has_clips])
         costs = None if self.costs is None else self.costs.of(sliced[0].all_samples)
-        return Cursors(*sliced, self.sizes, self.episodes, self.windows, costs)
+        cursors = Cursors(*sliced, self.sizes, self.episodes, self.windows, costs)
+        if self.costs is None or costs is None or not self.settings.shuffle:
+            return cursors
+        if costs.sum() < cursors.num_rounds * self.costs.window:
+            most_frames = resident_bounds(self.stats, self.settings)
+            cursors.join_rounds(costs, self.costs.window, most_frames)
+        return cursors
 
     def in_order(self, blocks: Blocks, number: IntArray) -> tuple[Blocks, IntArray]:
         """Sort the rows of whole rounds as dealt; also the position of each row's block in its
@@ -396,7 +411,13 @@ class EpochLayout:
         name += blocks.first[block_rows]
         spread = num_cursors < size
         apart = -(-self.stats.window.span // stride) if spread else len(row) + 1
-        order = np.lexsort((*_order(name, block, size_of, place, apart), block))
+        inner, outer = _order(name, block, size_of, place, apart)
+        if spread:
+            order = np.lexsort((inner, outer, block))
+        else:  # one section, without equal numbers in a block; small integers are sorted by radix
+            order = np.argsort(outer)
+            small = block.astype(np.min_scalar_type(int(block[-1])))
+            order = order[np.argsort(small[order], kind="stable")]
         number = np.empty(len(order), np.int64)  # of each clip in its block
         number[order] = place
         # Independent of other blocks: all shards must get the same order.
@@ -404,7 +425,7 @@ class EpochLayout:
             few = np.flatnonzero(size_of <= _FEW)
             number[few] = _one_by_one(name[block[few]], block[few], place[few], apart, size)
         time = (number * num_cursors + position[row] << _TIME_BITS) // size_of
-        order = np.lexsort((time, blocks.round[row]))
+        order = sorted_places(blocks.round[row], time)
         return row[order], offset[order]
 
 

@@ -129,14 +129,16 @@ class Round:
 class GroupPlan:
     """Properties of a feature group in all rounds.
 
-    `group` is its number in the schema. At most `max_resident_frames` frames are in memory. With
-    `in_pieces`, a cursor's loads of a chunk continue where the last one ended.
+    `group` is its number in the schema. At most `max_resident_frames` frames are in memory: of each
+    cursor `cursor_frames`, int64[cursors], or equally many if `None`. With `in_pieces`, a cursor's
+    loads of a chunk continue where the last one ended.
     """
 
     group: int
     window: Window  # of a clip
     max_resident_frames: int  # the arena's rows
     in_pieces: bool = False
+    cursor_frames: IntArray | None = None
 
 
 class Plan(ABC):
@@ -172,6 +174,7 @@ class Plan(ABC):
     _cursors: CursorSchedule
     _before: IntArray  # clips before each round, and before the end
     _resident: list[int]  # the most frames in memory, of each group
+    _resident_of_cursors: IntArray | None = None  # … of each cursor, if these differ
 
     def __init__(
         self,
@@ -232,10 +235,14 @@ class Plan(ABC):
     @cached_property
     def groups(self) -> tuple[GroupPlan, ...]:
         """The groups, in the order of the episode table."""
+        of_cursors = self._resident_of_cursors
         return tuple(
-            GroupPlan(grid.group, window, resident, grid.stored_grid is not None)
-            for grid, window, resident in zip(
-                self._episodes.groups, self._windows, self._resident, strict=True
+            GroupPlan(
+                *(grid.group, window, resident, grid.stored_grid is not None),
+                None if of_cursors is None else of_cursors[place],
+            )
+            for place, (grid, window, resident) in enumerate(
+                zip(self._episodes.groups, self._windows, self._resident, strict=True)
             )
         )
 

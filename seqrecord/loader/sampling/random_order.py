@@ -135,6 +135,21 @@ def permutation(key: int, length: int) -> IntArray:
     return np.argsort(hash64(key, np.arange(length)), kind="stable")
 
 
+def sorted_places(major: IntArray, minor: IntArray) -> IntArray:
+    """`np.lexsort((minor, major))` of numbers that are not negative, int64[n] each.
+
+    One sort of numbers that end with their place takes a tenth of the time, where 63 bits suffice.
+    """
+    shift = len(minor).bit_length()
+    bits = int(minor.max(initial=0)).bit_length()
+    if int(major.max(initial=0)).bit_length() + bits + shift > 63:
+        return np.lexsort((minor, major))
+    keys = ((major << bits | minor) << shift) + np.arange(len(minor))
+    keys.sort()
+    places: IntArray = keys & ((1 << shift) - 1)
+    return places
+
+
 def ranks_of(order: IntArray) -> IntArray:
     """The place of each number in a permutation, int64[n]: its inverse."""
     ranks = np.empty_like(order)
