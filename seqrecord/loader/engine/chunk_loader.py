@@ -374,13 +374,15 @@ class ChunkLoader:
         self, row_load: RowLoad, num_loads: int, fetched: Fetched | None
     ) -> Fetched | None:
         """Like `_load`, with arena rows as targets."""
-        target, rows = row_load.out, row_load.rows
+        target: Any = row_load.out
+        rows = row_load.rows
         if isinstance(target, MappedArena):
             self.check(target, row_load.chunk, row_load.frame)
         else:
             with self._buffers.storing(target, rows) as (out, places):
                 fetched = self._load(row_load._replace(rows=places, out=out), fetched)
-            self._mark(target, rows)
+            if self._frames_stay:
+                target.is_read[rows] = True
         self._stats.add(loads=num_loads)
         return fetched
 
@@ -424,13 +426,9 @@ class ChunkLoader:
         with self._buffers.storing(item.target, item.rows[index]) as (out, places):
             row_load = RowLoad(item.load.group, chunk[index], frame[index], places, out)
             begun_load = replace(begun_load, fetched=self._load(row_load, begun_load.fetched))
-        self._mark(item.target, item.rows[index])
-        return begun_load
-
-    def _mark(self, target: Any, rows: IntArray) -> None:
-        """Mark loaded rows of an arena, if frames stay."""
         if self._frames_stay:
-            target.is_read[rows] = True
+            item.target.is_read[item.rows[index]] = True
+        return begun_load
 
     def _first_part(
         self, item: AssignedLoad, fetched: Fetched, needed: npt.NDArray[np.bool_]

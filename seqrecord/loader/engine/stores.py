@@ -738,9 +738,10 @@ def each_load(
 ) -> list[Load]:
     """Convert `loads` of a group to objects."""
     columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
-    steps, used = repeat(group.window.frame_step, len(loads)), used or [None] * len(loads)
+    steps = repeat(group.window.frame_step, len(loads))
+    frames = [None] * len(loads) if used is None else used.of_loads()
     lists = (column.tolist() for column in columns)
-    rows: Iterator[Any] = zip(*lists, first_uses, steps, used, strict=True)
+    rows: Iterator[Any] = zip(*lists, first_uses, steps, frames, strict=True)
     return [Load(group.group, *row) for row in rows]
 
 

@@ -29,6 +29,7 @@ _PLACE_BITS = 48  # of a clip's place in a segment
 _CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these
 
 _Rows = TypeVar("_Rows", bound="_Columns")
+_OfRounds = TypeVar("_OfRounds", "Loads", "Frees", LoadFrames)
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,7 +377,7 @@ class Plan(ABC):
             rounds, loads = self._loads(i, blocks, blocks.loaded_before, blocks.loaded)
             frees, used = self._frees(i, blocks), self.used_frames(i, loads, start)
             parts = _by_round(rounds, loads, marks), _by_round(*frees, marks)
-            used_parts = repeat(None) if used is None else _parts(rounds, used, marks)
+            used_parts = repeat(None) if used is None else _by_round(rounds, used, marks)
             groups.append(list(map(GroupRound, *parts, used_parts)))
         clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
         for i, (rows, *of_groups) in enumerate(zip(pairwise(clips_at), *groups, strict=True)):
@@ -464,12 +465,7 @@ def order_of(settings: PlanSettings) -> PlannedOrder:
     return order
 
 
-def _by_round(rounds: IntArray, columns: _Rows, marks: IntArray) -> Iterator[_Rows]:
+def _by_round(rounds: IntArray, columns: _OfRounds, marks: IntArray) -> Iterator[_OfRounds]:
     """The rows of each round between two marks; `rounds` is ascending."""
     at = np.searchsorted(rounds, marks).tolist()
     return (columns.rows(*rows) for rows in pairwise(at))
-
-
-def _parts(rounds: IntArray, used: LoadFrames, marks: IntArray) -> Iterator[LoadFrames]:
-    at = np.searchsorted(rounds, marks).tolist()
-    return (used[begin:end] for begin, end in pairwise(at))
