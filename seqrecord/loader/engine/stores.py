@@ -234,12 +234,8 @@ class RingFrames(_ArenaFrames):
     ) -> None:
         super().__init__(clip_frames, arena)
         self._window = plan.window
-        most = plan.cursor_frames
-        if most is None:
-            most = np.ones(num_cursors, np.int64)
-        first = np.append(0, np.cumsum(most * arena.num_rows // max(1, int(most.sum()))))
-        step = plan.window.frame_step
-        self._rings = [Ring(begin, end - begin, step) for begin, end in pairwise(first.tolist())]
+        bounds, step = plan.cursor_bounds(arena.num_rows, num_cursors), plan.window.frame_step
+        self._rings = [Ring(begin, end - begin, step) for begin, end in pairwise(bounds)]
         self._numbers = None if used is None else FrameNumbers(used, clip_frames.num_frames)
         self._episodes: dict[int, int] = {}  # by run
 

@@ -141,6 +141,13 @@ class GroupPlan:
     in_pieces: bool = False
     cursor_frames: IntArray | None = None
 
+    def cursor_bounds(self, num_rows: int, num_cursors: int) -> list[int]:
+        """The bounds of the cursors' rows in an arena of `num_rows` rows."""
+        most = self.cursor_frames
+        if most is None:
+            most = np.ones(num_cursors, np.int64)
+        return [0, *np.cumsum(most * num_rows // max(1, int(most.sum()))).tolist()]
+
 
 class Plan(ABC):
     """The plan of one shard in one epoch: rounds of cursors, whose clips form one stream of
