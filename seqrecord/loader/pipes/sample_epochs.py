@@ -21,7 +21,7 @@ from seqrecord.store.clips.tables import ClipTable, IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
 
 _MAKERS = {"dilation": "dilate", "reverse": "reverse"}  # built-in functions, by column
-_MOST_COUNTED = 1 << 20  # epochs of a source whose clips are counted, one after the other
+_MOST_COUNTED = 1 << 16  # epochs of a source whose clips are counted, one after the other
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +199,7 @@ class SampleEpochs:
         """The epoch of a clip, and the number of the epoch's first clip.
 
         Clips of each shard, of `num_shards` equal ones, are numbered over all epochs, as in a mix.
-        Raises `ClipError` for a clip behind 1,048,576 epochs that differ in clips.
+        Raises `ClipError` for a clip behind 65,536 epochs that differ in clips.
         """
         if not self.common.differ:
             size = -(-self.common.clips.num_clips // num_shards)
