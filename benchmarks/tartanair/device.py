@@ -158,7 +158,7 @@ def _moved(batches: Batches, device: str) -> Batches:
 
 
 def _of_workers(pipe: seqrecord.SeqRecordPipe, device: str) -> Callable[[], Batches]:
-    """Batches of the DataLoader that users of a map-style dataset have."""
+    """Batches of a DataLoader with the pipe in its workers, pinned by its thread."""
     loader = torch.utils.data.DataLoader(
         pipe,
         batch_size=None,
