@@ -440,11 +440,6 @@ def _summary(best: Mapping[str, Row]) -> str:
         words += f"The best of the others is `{name}` with {_shown(_rate(others[name]))}. "
     if BASELINE in best:
         words += f"The dataset's own loader gives {_shown(_rate(best[BASELINE]))}."
-    if BY_HAND not in best:
-        words += (
-            f" `{BY_HAND}` has no figure yet; outside of this comparison it gave 190 to 224 clips "
-            "a second, where `seqrecord` gave 138 to 178."
-        )
     return words.rstrip()
 
 
