@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-from collections import deque
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ import pytest
 import seqrecord
 from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, StateError
 from seqrecord.errors import MemoryLimitError
-from seqrecord.samples import every
-from tests.kit.clip_data import begun, digest, digests, resumed
+from seqrecord.samples import SampleRandom, Samples, every
+from seqrecord.store.processes.threads import error_of
+from tests.kit.clip_data import begun, digest, digests, names, resumed
 from tests.kit.datasets import written_once
 from tests.loader.mix_data import write_sources
 
@@ -205,6 +208,48 @@ def test_resuming_a_far_epoch_is_fast(root: Path) -> None:
     mix.load_state_dict({**state, "epoch": 1 << 61})
     with pytest.raises(ClipError, match="an epoch that no mix comes to"):
         next(iter(mix))
+
+
+@pytest.mark.parametrize("epoch", [0, 1 << 10, 1 << 40])
+def test_far_epochs_give_samples_as_often_as_the_first_one(root: Path, epoch: int) -> None:
+    """Epochs of 5 clips; those before are added in closed form."""
+    source = SeqRecordIterableDataset(root / "b", clip_len=3, samples=CHOSEN)
+    mix = SeqRecordMix({"b": source}, batch_size=4, stopping_strategy=250)
+    mix.set_epoch(epoch)
+    times = Counter(clip for batch in mix for clip in names(batch))
+    assert times.total() == 1000
+    for episode, start, repeat in zip(*CHOSEN.values(), strict=True):
+        assert abs(times.pop((episode, start)) - 200 * repeat) < 25
+    assert not times
+
+
+def test_positions_too_far_to_count_are_refused_at_once(root: Path) -> None:
+    mix = mixed(root)
     mix.set_epoch(1 << 40)
-    with pytest.raises(ClipError, match="source 'b' of a mix: the position in a mix is too far"):
+    with pytest.raises(ClipError, match="source 'c' of a mix: the position in a mix is too far"):
         next(iter(mix))
+
+
+def test_another_iteration_ends_the_count_of_epochs(root: Path) -> None:
+    """A user's function chooses rows: it is called for all epochs before, here for minutes."""
+
+    def chosen(samples: Samples, epoch: int, _rng: SampleRandom) -> Samples:
+        return samples.filter(samples["start"] % 3 != epoch % 3)
+
+    def mix() -> SeqRecordMix:
+        source = SeqRecordIterableDataset(root / "a", clip_len=3, samples=chosen)
+        return SeqRecordMix({"a": source}, batch_size=4, stopping_strategy=5)
+
+    far, errors = mix(), list[BaseException | None]()
+    far.set_epoch(1 << 40)
+    iterator = iter(far)
+    consumer = threading.Thread(target=lambda: errors.append(error_of(partial(next, iterator))))
+    consumer.start()
+    consumer.join(0.5)
+    assert consumer.is_alive()
+    far.set_epoch(0)
+    assert digest(next(iter(far))) == digest(next(iter(mix())))
+    consumer.join(5)
+    [error] = errors
+    assert isinstance(error, ClipError)
+    assert "another one has begun" in str(error)

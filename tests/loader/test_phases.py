@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from seqrecord import ClipSpec
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.random_order import epoch_sizes, phase_of_epoch, times_in_epoch
+from seqrecord.loader.sampling.random_order import EpochSizes, phase_of_epoch, times_in_epoch
 from tests.loader.clip_cases import Case, cases, episode_table, listed_clips
 
 
@@ -99,18 +99,23 @@ def test_repetitions_are_the_weight_rounded_down_or_up() -> None:
     ),
     seed=st.integers(0, 1 << 64),
     first=st.one_of(st.just(0), st.integers(0, 1 << 62)),
+    num_shards=st.integers(1, 9),
 )
 def test_sizes_of_weighted_epochs_match_counting(
-    weights: list[float], seed: int, first: int
+    weights: list[float], seed: int, first: int, num_shards: int
 ) -> None:
     chosen, rows = np.array(weights), np.arange(len(weights))
-    epochs = range(first, first + 6)
-    for epoch, size in zip(epochs, epoch_sizes(chosen, epochs, seed=seed), strict=True):
+    sizes = EpochSizes.of(chosen, seed)
+    assert sizes.before(0, num_shards) == 0
+    for epoch in range(first, first + 6):
         times = times_in_epoch(chosen, rows, seed=seed, epoch=epoch)
         assert (times >= np.floor(chosen)).all()
         assert (times <= np.ceil(chosen)).all()
         assert abs(int(times.sum()) - sum(map(Fraction, weights), Fraction(0))) < 1
-        assert size == times.sum()
+        start, stop = (sizes.before(n, num_shards) for n in (epoch, epoch + 1))
+        assert stop - start == -(-int(times.sum()) // num_shards)
+        for clip in {start, stop - 1} if stop > start else ():
+            assert sizes.epoch_of(clip, num_shards) == epoch
 
 
 def test_sparse_clips_of_a_long_episode_read_few_chunks() -> None:

@@ -204,19 +204,19 @@ class SourceRun:
 
     def fill(self, channel: Channel) -> None:
         """Execute epochs of the source, one after the other."""
-        (clip, last), source, shard = self.clips, self.source, self.order.shard
-        while clip < last:
+        (clip, stop), source, shard = self.clips, self.source, self.order.shard
+        while clip < stop:
             with naming_source(source.name):
-                epoch, given = source.view.samples.epoch_of(clip, shard.count)
+                epoch, first = source.view.samples.epoch_of(clip, shard.count, channel.check_open)
             plan = source.planner.plan(epoch, shard)
             self.stats.add(duplicate_clips=plan.num_repeated)
             self.stats.num_interleaved = plan.num_cursors
-            draws = self.order.draws(self.number, given, plan)
+            draws = self.order.draws(self.number, first, plan)
             executor = source.executor(plan, (), self.stats, self.device, draws)
-            some = clip - given, min(last - given, plan.num_clips)
-            slots = partial(self.order.places, self.number, given)
-            executor.run(channel, some, slots, partial(self._filled, channel))
-            clip = given + plan.num_clips
+            clips = clip - first, min(stop - first, plan.num_clips)
+            slots = partial(self.order.places, self.number, first)
+            executor.run(channel, clips, slots, partial(self._filled, channel))
+            clip = first + plan.num_clips
 
     def _filled(self, channel: Channel, batch: OpenBatch, count: int) -> None:
         self.stats.add(clips=count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from math import lcm
@@ -14,14 +14,16 @@ import numpy as np
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import OF_CLIPS, Samples
-from seqrecord.loader.sampling.random_order import epoch_sizes, times_in_epoch, typical_table
+from seqrecord.loader.engine.batches import do_nothing
+from seqrecord.loader.sampling.random_order import EpochSizes, times_in_epoch, typical_table
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunctions, called
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import ClipTable, IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
+from seqrecord.store.units import raise_if
 
 _MAKERS = {"dilation": "dilate", "reverse": "reverse"}  # built-in functions, by column
-_MOST_COUNTED = 1 << 16  # epochs of a source whose clips are counted, one after the other
+_MOST_COUNTED = 1 << 20  # epochs of a source for which functions are called
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +88,9 @@ class CommonSamples(NamedTuple):
 class SampleEpochs:
     """Each epoch's table of samples, and its clips. Picklable.
 
-    A process calls the functions once per epoch. The table of epoch 0 and the last two are kept,
-    and so are the numbers of clips before each epoch, by number of shards, as far as a mix came.
+    A process calls the functions once per epoch. The table of epoch 0 and the last two are kept.
+    If functions choose rows, so are the numbers of clips before each epoch, by number of shards, as
+    far as a mix came.
 
     Attributes:
         base: the default table, or the user's, with the samples that lack no feature.
@@ -195,46 +198,61 @@ class SampleEpochs:
         """The first clip of all epochs, to call functions with."""
         return self.common.clips.locate(np.zeros(1, np.int64))
 
-    def epoch_of(self, clip: int, num_shards: int) -> tuple[int, int]:
+    def epoch_of(
+        self, clip: int, num_shards: int, check: Callable[[], object] = do_nothing
+    ) -> tuple[int, int]:
         """The epoch of a clip, and the number of the epoch's first clip.
 
         Clips of each shard, of `num_shards` equal ones, are numbered over all epochs, as in a mix.
-        Raises `ClipError` for a clip behind 65,536 epochs that differ in clips.
+        If functions choose other rows in each epoch, epochs are counted once, which may take
+        minutes for a far clip; `check` is called for each, and its error ends the count. Raises
+        `ClipError` for a clip behind 1,048,576 such epochs.
         """
-        if not self.common.differ:
-            size = -(-self.common.clips.num_clips // num_shards)
-            return clip // size, clip // size * size
+        if not self.common.rows_differ:
+            epoch = self._sizes.epoch_of(clip, num_shards)
+            return epoch, self._sizes.before(epoch, num_shards)
+        if self._most_clips is not None:
+            _check_counted(clip < _MOST_COUNTED * -(-self._most_clips // num_shards), clip)
         with self._calling.get():
             first_clips = self._first_clips.setdefault(num_shards, [0])
-            if first_clips[-1] <= clip:
-                self._count(first_clips, clip, num_shards)
+            while first_clips[-1] <= clip:
+                check()
+                self._count(first_clips, num_shards)
         epoch = bisect_right(first_clips, clip) - 1
         return epoch, first_clips[epoch]
 
     def clips_before(self, epoch: int, num_shards: int) -> int:
         """The number of clips of a shard before an epoch; inverse of `epoch_of`."""
-        if not self.common.differ:
-            return epoch * -(-self.common.clips.num_clips // num_shards)
+        if not self.common.rows_differ:
+            return self._sizes.before(epoch, num_shards)
         with self._calling.get():
             first_clips = self._first_clips.setdefault(num_shards, [0])
             while len(first_clips) <= epoch:
-                self._count(first_clips, first_clips[-1], num_shards)
+                self._count(first_clips, num_shards)
             return first_clips[epoch]
 
-    def _count(self, first_clips: list[int], clip: int, num_shards: int) -> None:
-        """Extend the first clips of epochs in a shard until one is behind a clip."""
-        epochs = range(len(first_clips) - 1, _MOST_COUNTED)
-        repeat = None if self.common.rows_differ else self.in_epoch(0).samples.repeat
-        sizes: Iterator[int] = (self.clips_in(epoch).num_clips for epoch in epochs)
-        if repeat is not None:  # without drawing the samples of each epoch
-            sizes = epoch_sizes(repeat, epochs, seed=self.seed)
-        for size in sizes:
-            first_clips.append(first_clips[-1] + -(-size // num_shards))
-            if first_clips[-1] > clip:
-                return
-        problem = "the position in a mix is too far, for epochs of a source differ in clips"
-        expected = f"one in the first {_MOST_COUNTED:,} epochs of the source"
-        raise ClipError(problem, expected=expected, got=f"clip {clip:,}")
+    @cached_property
+    def _sizes(self) -> EpochSizes:
+        """The sizes of epochs whose rows no function chooses."""
+        samples = self.in_epoch(0).samples
+        if samples.repeat is None:
+            return EpochSizes(self.common.clips.num_clips, 0, self.seed)
+        return EpochSizes.of(samples.repeat, self.seed)
+
+    @cached_property
+    def _most_clips(self) -> int | None:
+        """The most clips of an epoch; `None` if users' functions may repeat samples."""
+        if not all(isinstance(function, BuiltIn) for function in self.functions):
+            return None
+        repeat, num_clips = self.base.repeat, self.base.clips.num_clips
+        most = num_clips if repeat is None else max(num_clips, int(np.ceil(repeat).sum()))
+        return most + 1  # a sum of fractions is rounded
+
+    def _count(self, first_clips: list[int], num_shards: int) -> None:
+        """Extend the first clips of epochs in a shard by one."""
+        epoch = len(first_clips) - 1
+        _check_counted(epoch < _MOST_COUNTED, first_clips[-1])
+        first_clips.append(first_clips[-1] - (-self.clips_in(epoch).num_clips // num_shards))
 
     def locate(self, numbers: IntArray, epoch: int = 0) -> ClipKeys:
         """Clips of an epoch by their numbers, int64[n], in canonical order, or as listed."""
@@ -255,3 +273,13 @@ class SampleEpochs:
             self._digests[epoch] = samples.episodes.digest(samples)
         parts = [self._digests[epoch], *names] if epoch in self._digests else names
         return parts if names else next(iter(parts), None)
+
+
+def _check_counted(is_near: bool, clip: int) -> None:
+    """Raise `ClipError` for a clip that is too far for counting."""
+    raise_if(
+        not is_near,
+        "the position in a mix is too far, for functions choose rows in each epoch",
+        f"one in the first {_MOST_COUNTED:,} epochs of the source",
+        f"clip {clip:,}",
+    )

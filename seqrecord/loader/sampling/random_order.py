@@ -33,8 +33,8 @@ So the size of an epoch is the sum of `repeat`, rounded down or up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -206,20 +206,46 @@ def times_in_epoch(
     key = key_of(Purpose.EXTRA_ORDER, seed, epoch)
     fractional = fractional[np.argsort(hash64(key, row[fractional]), kind="stable")]
     remainder = _sum(fractions) % _ONE
-    is_longer = _is_longer(remainder, seed, epoch)
+    first, last = (_num_longer(remainder, seed, n) for n in (epoch, epoch + 1))
     times[fractional] += _extra(
-        fractions[fractional].astype(np.int64), seed, epoch, is_longer=is_longer
+        fractions[fractional].astype(np.int64), seed, epoch, is_longer=last > first
     )
     return times
 
 
-def epoch_sizes(
-    repeat: npt.NDArray[np.float64], epochs: Iterable[int], *, seed: int
-) -> Iterator[int]:
-    """The number of clips in each of these epochs: the sum of `times_in_epoch`."""
-    whole, remainder = divmod(_sum(_fractions(repeat)), _ONE)
-    fewest = int(np.floor(repeat).sum()) + whole
-    return (fewest + _is_longer(remainder, seed, epoch) for epoch in epochs)
+@dataclass(frozen=True)
+class EpochSizes:
+    """The number of clips in each epoch of samples with `repeat`: the sum of `times_in_epoch`.
+
+    Each epoch has `fewest` clips or one more, evenly spaced, so they are added in closed form.
+    """
+
+    fewest: int
+    remainder: int
+    seed: int
+
+    @classmethod
+    def of(cls, repeat: npt.NDArray[np.float64], seed: int) -> EpochSizes:
+        """The sizes for `repeat`, float64[n]."""
+        whole, remainder = divmod(_sum(_fractions(repeat)), _ONE)
+        return cls(int(np.floor(repeat).sum()) + whole, remainder, seed)
+
+    def before(self, epoch: int, num_shards: int = 1) -> int:
+        """The number of clips before an epoch in one of `num_shards` equal shards.
+
+        Each epoch of a shard is rounded up.
+        """
+        num_longer = _num_longer(self.remainder, self.seed, epoch)
+        size, longer = (-(-clips // num_shards) for clips in (self.fewest, self.fewest + 1))
+        return (epoch - num_longer) * size + num_longer * longer
+
+    def epoch_of(self, clip: int, num_shards: int = 1) -> int:
+        """The epoch of a clip of a shard, which is numbered over all epochs."""
+        # The clips before an epoch differ by at most 1 from the mean of all epochs.
+        per_cycle = self.before(_ONE, num_shards)
+        low, stop = (max(0, (clip + by) * _ONE // per_cycle) for by in (-2, 2))
+        epochs = range(low, stop + 2)
+        return epochs[bisect_right(epochs, clip, key=lambda n: self.before(n, num_shards)) - 1]
 
 
 def _extra(fractions: IntArray, seed: int, epoch: int, *, is_longer: bool) -> npt.NDArray[np.bool_]:
@@ -248,13 +274,13 @@ def _extra(fractions: IntArray, seed: int, epoch: int, *, is_longer: bool) -> np
     return comes
 
 
-def _is_longer(remainder: int, seed: int, epoch: int) -> bool:
-    """Whether an epoch is one clip longer than the shortest epoch.
+def _num_longer(remainder: int, seed: int, epoch: int) -> int:
+    """The number of epochs before an epoch that are one clip longer than the shortest epoch.
 
-    A share of `rest / _ONE` of all epochs is longer, evenly spaced; `seed` shifts them.
+    A share of `remainder / _ONE` of all epochs is longer, evenly spaced; `seed` shifts them.
     """
     shift = key_of(Purpose.LONGER_EPOCHS, seed) >> (64 - _BITS)
-    return (epoch * remainder + shift) % _ONE + remainder >= _ONE
+    return (epoch * remainder + shift) // _ONE
 
 
 def _fractions(repeat: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
