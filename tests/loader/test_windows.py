@@ -34,6 +34,7 @@ from seqrecord import (
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.sampling.runs import Window
 from seqrecord.samples import dilate, every
+from seqrecord.store.clips.frames import Reach
 from tests.kit.clip_data import LENGTHS, effective_arguments, expected_frame, names
 from tests.kit.datasets import columns, write_dataset, written_once
 from tests.loader.clip_model import FEATURES, GROUPS, Case, write_all
@@ -135,13 +136,20 @@ def test_small_windows_load_few_images(records: Dataset) -> None:
 
 
 def test_windows_of_groups() -> None:
-    images, actions, sparse = np.array([-1, 0]), np.arange(16), np.array([0, 8, 4])
-    assert Window.around([images], 1, pad=False) == Window(-1, 2, 1, 2)
-    assert Window.around([actions, actions], 1, pad=False) == Window(0, 16, 1, 16)
-    assert Window.around([images, actions], 1, pad=False) == Window(-1, 17, 1, 0)
-    assert Window.around([np.arange(0, 9, 4)], 2, pad=False) == Window(0, 9, 2, 3)
-    assert Window.around([sparse], 4, pad=False) == Window(0, 9, 4, 0)  # in another order
-    assert Window.around([np.arange(0, 9, 4)], 2, pad=True) == Window(0, 9, 1, 0)
+    offsets = np.array([-1, 0]), np.arange(16), np.arange(0, 9, 4), np.array([0, 8, 4])
+    images, actions, sparse, unsorted = (Reach(o, uses_all=True) for o in offsets)
+    assert Window.around([images], 1, pads=False) == Window(-1, 2, 1, 2)
+    assert Window.around([actions, actions], 1, pads=False) == Window(0, 16, 1, 16)
+    assert Window.around([images, actions], 1, pads=False) == Window(-1, 17, 1, 0)
+    assert Window.around([sparse], 2, pads=False) == Window(0, 9, 2, 3)
+    assert Window.around([unsorted], 4, pads=False) == Window(0, 9, 4, 0)
+    assert Window.around([sparse], 2, pads=True) == Window(0, 9, 1, 0)
+    # Two dilations; any frames between the first and the last one, some ahead; a whole episode.
+    assert Window.around([images], 1, dilations=(1, 3), pads=False) == Window(-3, 4, 1, 0)
+    ahead = Reach(np.array([-2, 1]), ahead=3)
+    assert Window.around([ahead, images], 1, pads=False) == Window(-2, 7, 1, 0, ahead=3)
+    whole = Reach(np.array([-9, 9]), is_whole=True)
+    assert Window.around([images, whole], 1, pads=False) == Window(-9, 19, 1, 0, whole=True)
 
 
 def test_too_long_range_is_refused_at_once() -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow, WindowFrames
+from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow, Reach, WindowFrames
 from seqrecord.store.clips.grids import ChunkGrid, IntArray, distinct, frame_keys, split_keys
 from seqrecord.store.clips.tables import EpisodeLayout
 from seqrecord.store.processes.forks import cached_property
@@ -144,16 +144,15 @@ class FrameLists(ClipWindow):
         """Frames per clip."""
         return int(self.places.shape[1])
 
-    @property
-    def is_anywhere(self) -> bool:
-        """See `ClipWindow`."""
-        return True
-
     @cached_property
-    def frame_offsets(self) -> IntArray:
-        """Possible offsets of places from starts."""
+    def reach(self) -> Reach:
+        """See `ClipWindow`: of places from starts."""
         apart = self.places - self.start[:, None]
-        return np.arange(min(0, int(apart.min())), int(apart.max()) + 1)
+        return Reach(np.array([min(0, int(apart.min())), int(apart.max())]), is_whole=True)
+
+    def frame_offsets_at(self, rate: int) -> IntArray:  # noqa: ARG002
+        """See `ClipWindow`: the least and the greatest one, for clips are complete."""
+        return self.reach.offsets
 
     def find(self, clips: ClipKeys, frames: ClipFrames, *, checks: bool = True) -> WindowFrames:  # noqa: ARG002
         """See `ClipFrames.find`; returns places."""

@@ -41,7 +41,7 @@ from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.sampling.bounds import ClipStats
 from seqrecord.loader.sampling.runs import Runs, Window
 from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames
-from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow, OffsetWindow
+from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
 from seqrecord.store.reading.array_specs import ArraySpec
@@ -171,25 +171,18 @@ class View:
         """How far samples reach in each group of features, from their starts."""
         stride, group_windows = self.samples.common.typical.spec.stride, list[Window]()
         for windows in self._windows_of_groups:
-            offsets, back, ahead, is_even, whole = list[IntArray](), 0, 0, True, False
-            for window in windows:
-                window_offsets, reach_of_window = window.frame_offsets, window.reach
-                offsets += [window_offsets * step for step in self.windows.dilations]
-                back, ahead = max(back, reach_of_window[0]), max(ahead, reach_of_window[1])
-                is_even &= isinstance(window, OffsetWindow) and window.rate is None
-                whole |= window.is_anywhere
-            reach = Window.around(
-                offsets,
+            group_window = Window.around(
+                [window.reach for window in windows],
                 stride,
-                pad=any(self.windows.pads) or not is_even,
-                reach=(back, ahead),
-                whole=whole,
-                are_used=is_even and self.steps is None,
+                dilations=self.windows.dilations,
+                pads=any(self.windows.pads),
+                draws=self.steps is not None,
             )
-            if reach.whole and self.has_fixed_frames:
+            if group_window.whole and self.has_fixed_frames:
                 frames = self.group_frames(0)[len(group_windows)]
-                reach = replace(reach, most_frames=self._most_frames(reach, frames))
-            group_windows.append(reach)
+                most_frames = self._most_frames(group_window, frames)
+                group_window = replace(group_window, most_frames=most_frames)
+            group_windows.append(group_window)
         return group_windows
 
     @cached_property

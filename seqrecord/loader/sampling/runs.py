@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
-from seqrecord.store.clips.frames import COPIES
+from seqrecord.store.clips.frames import COPIES, Reach
 from seqrecord.store.clips.grids import (
     MAX_FRAMES,
     MAX_OWNERS,
@@ -83,31 +83,36 @@ class Window:
     @classmethod
     def around(
         cls,
-        offsets: Sequence[IntArray],
+        reaches: Sequence[Reach],
         stride: int,
         *,
-        pad: bool,
-        reach: tuple[int, int] = (0, 0),
-        whole: bool = False,
-        are_used: bool = False,
+        dilations: Sequence[int] = (1,),
+        pads: bool,
+        draws: bool = False,
     ) -> Window:
-        """The window of features with these frame offsets, int64[T] each.
+        """The window of features that reach so far.
 
         Args:
-            offsets: offsets from a clip's start, for each feature.
+            reaches: of each feature.
             stride: frames between clip starts.
-            pad: clips may use frames outside the episode, or any frames between the first and the
-                last.
-            reach: frames to look back, and ahead; only with `pad`.
-            whole: clips may use any frame of their episode; only with `pad`.
-            are_used: each clip uses all these frames, or its episode's first or last frame.
+            dilations: factors of the offsets that clips may have.
+            pads: whether clips may use frames outside their episode.
+            draws: whether clips draw dilations, directions or positions.
         """
-        union = distinct(np.concatenate(offsets))
-        begin, end = int(union[0]) - reach[0], int(union[-1]) + reach[1]
-        step = 1 if pad else int(np.gcd.reduce(union - begin, initial=stride))
-        solid = _solid_clips((union - begin) // step, stride // step) if are_used else None
-        if pad:
-            return cls(begin, end - begin + 1, 1, 0, *reach, whole, solid=solid)
+        offsets, back, ahead, are_all_used, whole = list[IntArray](), 0, 0, True, False
+        for reach in reaches:
+            offsets += [reach.offsets * factor for factor in dilations]
+            back, ahead = max(back, reach.back), max(ahead, reach.ahead)
+            are_all_used &= reach.uses_all
+            whole |= reach.is_whole
+        union, solid = distinct(np.concatenate(offsets)), None
+        begin, end = int(union[0]) - back, int(union[-1]) + ahead
+        has_step = are_all_used and not pads
+        step = int(np.gcd.reduce(union - begin, initial=stride)) if has_step else 1
+        if are_all_used and not draws:
+            solid = _solid_clips((union - begin) // step, stride // step)
+        if not has_step:
+            return cls(begin, end - begin + 1, 1, 0, back, ahead, whole, solid=solid)
         even = np.arange(len(offsets[0])) * (union[1] - union[0] if len(union) > 1 else 1) + begin
         is_even = all(np.array_equal(window_offsets, even) for window_offsets in offsets)
         return cls(begin, end - begin + 1, step, len(even) if is_even else 0, solid=solid)

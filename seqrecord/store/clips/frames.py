@@ -112,8 +112,23 @@ DrawSteps: TypeAlias = Callable[[ClipKeys], ClipSteps]
 """Draws steps for clips."""
 
 
+class Reach(NamedTuple):
+    """The frames that clips may use of one feature, in every episode."""
+
+    offsets: IntArray
+    """int64[n]: offsets from a clip's start; the least and the greatest one, unless `uses_all`."""
+    uses_all: bool = False
+    """Whether each clip uses all offsets, or its episode's first or last frame."""
+    back: int = 0
+    """Number of further frames that may be read before the first one."""
+    ahead: int = 0
+    """Number of further frames that may be read behind the last one."""
+    is_whole: bool = False
+    """Whether a clip may use any frame of its episode."""
+
+
 class ClipWindow(ABC):
-    """Window of one feature."""
+    """Window of one feature: which frames clips have, and how far they reach."""
 
     @property
     def pads(self) -> bool:
@@ -121,14 +136,9 @@ class ClipWindow(ABC):
         return False
 
     @property
-    def reach(self) -> tuple[int, int]:
-        """Number of frames before and behind a clip's frames that may be read for it."""
-        return 0, 0
-
-    @property
-    def is_anywhere(self) -> bool:
-        """Whether a clip may use any frame of its episode."""
-        return False
+    @abstractmethod
+    def reach(self) -> Reach:
+        """The frames that clips may use."""
 
     @property
     def anchored(self) -> tuple[AnchoredWindow, ...]:
@@ -145,14 +155,11 @@ class ClipWindow(ABC):
     def length(self) -> int:
         """Frames per clip."""
 
-    @property
     @abstractmethod
-    def frame_offsets(self) -> IntArray:
-        """Frame offsets from a clip's start that may be used, equal in all episodes; int64[n]."""
-
-    def frame_offsets_at(self, _rate: int) -> IntArray:
-        """The offsets that decide whether a clip is complete, in episodes with one frame rate."""
-        return self.frame_offsets
+    def frame_offsets_at(self, rate: int) -> IntArray:
+        """The offsets that decide whether a clip is complete, in episodes with one frame rate;
+        int64[n].
+        """
 
     @abstractmethod
     def find(self, clips: ClipKeys, frames: ClipFrames, *, checks: bool = True) -> WindowFrames:
@@ -197,9 +204,11 @@ class OffsetWindow(ClipWindow):
         return self.offsets.shape, self.offsets.tobytes()
 
     @property
-    def frame_offsets(self) -> IntArray:
-        """Frame offsets from a clip's start, equal in all episodes; int64[n]."""
-        return self.offsets[0] if len(self.offsets) == 1 else distinct(self.offsets)
+    def reach(self) -> Reach:
+        """See `ClipWindow`."""
+        if self.rate is None:
+            return Reach(self.offsets[0], uses_all=True)
+        return Reach(np.array([self.offsets.min(), self.offsets.max()]))
 
     def frame_offsets_at(self, rate: int) -> IntArray:
         """See `ClipWindow`."""
@@ -279,28 +288,27 @@ class AnchoredWindow(ClipWindow):
         return feature, *((anchor.column, anchor.offsets.tobytes()) for anchor in self.anchors)
 
     @property
-    def is_anywhere(self) -> bool:
-        """See `ClipWindow`."""
-        return any(anchor.within is None for anchor in self.anchors)
-
-    @property
     def anchored(self) -> tuple[AnchoredWindow, ...]:
         """See `ClipWindow`."""
         return (self,)
 
     @property
-    def frame_offsets(self) -> IntArray:
-        """Frame offsets from a clip's start that may be used, equal in all episodes; int64[n]."""
-        if self.is_anywhere:
-            return np.arange(1 - self.max_episode_frames, self.max_episode_frames)
-        spans = [
-            np.add.outer(np.arange(low, high + 1), anchor.offsets)
+    def reach(self) -> Reach:
+        """See `ClipWindow`."""
+        limits = [anchor.within for anchor in self.anchors]
+        furthest = self.max_episode_frames - 1
+        if None in limits:
+            return Reach(np.array([-furthest, furthest]), is_whole=True)
+        ends = [
+            limit + end
             for anchor in self.anchors
-            for low, high in [anchor.within or (0, 0)]
+            for limit, end in zip(
+                anchor.within or (0, 0), (anchor.offsets.min(), anchor.offsets.max()), strict=True
+            )
         ]
-        return distinct(np.concatenate([span.reshape(-1) for span in spans]))
+        return Reach(np.array([min(ends), max(ends)]))
 
-    def frame_offsets_at(self, _rate: int) -> IntArray:
+    def frame_offsets_at(self, rate: int) -> IntArray:  # noqa: ARG002
         """Frame offsets from a clip's start alone, which decide whether a clip is complete."""
         start_offsets = [anchor.offsets for anchor in self.anchors if anchor.column is None]
         return distinct(np.concatenate([np.zeros(0, np.int64), *start_offsets]))
@@ -415,8 +423,12 @@ class TimedWindow(ClipWindow):
         return len(self.times)
 
     @property
-    def frame_offsets(self) -> IntArray:
-        """Frame offsets from a clip's start, equal in all episodes; int64[n]."""
+    def reach(self) -> Reach:
+        """See `ClipWindow`."""
+        return Reach(np.array([self.first_offset, self.last_offset]))
+
+    def frame_offsets_at(self, rate: int) -> IntArray:  # noqa: ARG002
+        """See `ClipWindow`: of every frame between the first and the last one."""
         return np.arange(self.first_offset, self.last_offset + 1)
 
     def find(self, clips: ClipKeys, frames: ClipFrames, *, checks: bool = True) -> WindowFrames:  # noqa: ARG002
@@ -497,13 +509,8 @@ class NearestWindow(ClipWindow):
         """Frames per clip."""
         return self.window.length
 
-    @property
-    def frame_offsets(self) -> IntArray:
-        """Frame offsets of `window`, before looking for values."""
-        return self.window.frame_offsets
-
     def frame_offsets_at(self, rate: int) -> IntArray:
-        """See `ClipWindow`."""
+        """See `ClipWindow`: before looking for values."""
         return self.window.frame_offsets_at(rate)
 
     @property
@@ -512,22 +519,18 @@ class NearestWindow(ClipWindow):
         return self.window.pads
 
     @property
-    def is_anywhere(self) -> bool:
-        """See `ClipWindow`."""
-        return self.window.is_anywhere
-
-    @property
     def anchored(self) -> tuple[AnchoredWindow, ...]:
         """See `ClipWindow`."""
         return self.window.anchored
 
     @property
-    def reach(self) -> tuple[int, int]:
-        """See `ClipWindow`: largest distance of a value."""
+    def reach(self) -> Reach:
+        """See `ClipWindow`: values are looked for from the frames of `window`."""
         gaps = self.gaps
         max_age = int((gaps.stop - gaps.start)[~self.is_open].max(initial=0))
         max_age = max_age if self.max_distance is None else min(max_age, self.max_distance)
-        return (0, max_age) if self.looks_ahead else (max_age, 0)
+        back, ahead = (0, max_age) if self.looks_ahead else (max_age, 0)
+        return self.window.reach._replace(uses_all=False, back=back, ahead=ahead)
 
     @property
     def unknown_frames(self) -> MissingFrames:
