@@ -49,10 +49,10 @@ from seqrecord.loader.engine.stores import (
     AssignedLoad,
     FileFrames,
     FrameRows,
-    FrameStore,
-    GroupFrames,
+    FramesOfPlan,
     Load,
     PlannedFrames,
+    PlanStore,
     RingFrames,
     each_load,
     loads_of_round,
@@ -243,7 +243,7 @@ class Executor:
         )
         threads, is_untouched = self._num_threads, buffers.is_untouched
         self._workers = WorkerPool(loader, threads, self.memory, self._channel, stats, is_untouched)
-        self._store = FrameStore(self._policies(), self.job.clip_frames)
+        self._store = PlanStore(self._policies(), self.job.clip_frames)
         self._copies = self._workers.copies()
         self._rounds = _Rounds(iter(()))
         self._first_batch: int | None = None  # -1 after the first batch
@@ -275,9 +275,9 @@ class Executor:
                 nbytes += sum(spec.nbytes for spec in specs.values()) * num_rows - arena.nbytes
         return nbytes
 
-    def _policies(self) -> dict[int, list[GroupFrames]]:
+    def _policies(self) -> dict[int, list[FramesOfPlan]]:
         """The policies of the store by group."""
-        job, policies = self.job, dict[int, list[GroupFrames]]()
+        job, policies = self.job, dict[int, list[FramesOfPlan]]()
         plan, clip_frames = job.plan, job.clip_frames
         chunks = whole_chunks(job) if self._rows else {}
         for place, (group, arena) in enumerate(zip(plan.groups, self._buffers.arenas, strict=True)):
@@ -480,7 +480,7 @@ class _Rounds:
 class _RoundLoads:
     """Loads of a round that have rows: idle or in progress."""
 
-    def __init__(self, store: FrameStore, workers: WorkerPool) -> None:
+    def __init__(self, store: PlanStore, workers: WorkerPool) -> None:
         self._store, self._workers = store, workers
         self._idle: list[AssignedLoad] = []  # not started, in order of use
         self._loading: list[Loading] = []  # not waited for, in order of use
@@ -523,7 +523,7 @@ class _RoundLoads:
 class _RowFinder:
     """Finds arena rows for many clips at once, since batches may be small."""
 
-    def __init__(self, store: FrameStore, clips: Clips) -> None:
+    def __init__(self, store: PlanStore, clips: Clips) -> None:
         self._store, self._clips = store, clips
         self._first, self._last = 0, 0
         self._sources: list[ClipRows[Any]] = []  # of the clips `[first, last)`

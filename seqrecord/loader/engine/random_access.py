@@ -1,6 +1,6 @@
 """Random access: loads and gathers the clips of calls, in the caller's thread.
 
-A call is a round without a plan: its `FrameStore` finds the frames that its clips lack, their loads
+A call is a round without a plan: its `CallStore` finds the frames that its clips lack, their loads
 get rows, and the clips are gathered as those of a plan are. A `CallPart` has features that are
 loaded together, with one of these policies::
 
@@ -42,14 +42,14 @@ from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import (
     CallLoad,
+    CallStore,
     FileFrames,
     FrameLookup,
-    FrameStore,
-    GroupFrames,
+    FramesOfCalls,
     ResidentFrames,
     RowLoad,
 )
-from seqrecord.loader.engine.workers import bytes_together
+from seqrecord.loader.engine.workers import bytes_together, joined_bounds
 from seqrecord.loader.sampling.plan import Clips
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys
 from seqrecord.store.clips.grids import ChunkGrid, frame_keys, run_bounds, split_keys
@@ -107,9 +107,9 @@ class CallPart:
         return self.clip_frames.by_window(self.names)
 
     @cached_property
-    def _policies(self) -> dict[int, list[GroupFrames]]:
+    def _policies(self) -> dict[int, list[FramesOfCalls]]:
         """The policies of all calls, by group."""
-        policies = dict[int, list[GroupFrames]]()
+        policies = dict[int, list[FramesOfCalls]]()
         for grid in self.grids:
             policies[grid.group] = [] if self.resident is None else [self.resident]
             if (arena := self.mapped.get(grid.group)) is not None:
@@ -123,15 +123,15 @@ class CallPart:
         groups = {grid.group for grid in self.grids}
         return {group for group in groups if group not in mapped or mapped[group].leaves(features)}
 
-    def store(self, rows_of_call: GroupFrames | None) -> FrameStore:
+    def store(self, rows_of_call: FramesOfCalls | None) -> CallStore:
         """The frames that stay, and those of a call."""
         if rows_of_call is None:
-            return FrameStore(self._policies, self.clip_frames)
+            return CallStore(self._policies, self.clip_frames)
         policies = {
             group: [*policies, rows_of_call] if group in self._groups_with_rows else policies
             for group, policies in self._policies.items()
         }
-        return FrameStore(policies, self.clip_frames)
+        return CallStore(policies, self.clip_frames)
 
     def acquire(self, num_rows: int) -> Arena:
         """Memory of at least `num_rows` rows for one call."""
@@ -162,7 +162,7 @@ class CallPart:
         return grid.block_keys(keys, block, self.clip_frames.num_frames)
 
 
-class CallFrames(GroupFrames):
+class CallFrames(FramesOfCalls):
     """Policy with a row for each frame of a call.
 
     If a part has direct features, rows are those of the batch: a frame goes to its first place, and
@@ -197,7 +197,7 @@ class CallFrames(GroupFrames):
         return len(self._keys) * self._frame_nbytes
 
     def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:  # noqa: ARG002
-        """See `GroupFrames`."""
+        """See `FramesOfCalls`."""
         return self._keys
 
     def assign(self, call: CallLoad) -> RowLoad:
@@ -311,7 +311,7 @@ class RandomAccess:
         self,
         part: CallPart,
         loader: ChunkLoader,
-        store: FrameStore,
+        store: CallStore,
         clips: Clips,
         lookup: FrameLookup,
     ) -> None:
@@ -334,7 +334,7 @@ class RandomAccess:
         self,
         part: CallPart,
         loader: ChunkLoader,
-        store: FrameStore,
+        store: CallStore,
         keys: IntArray,
         threads: CallThreads,
     ) -> None:
@@ -366,11 +366,8 @@ def _copies(
         num_chunks = 1 + int(np.count_nonzero(load.chunk[1:] != load.chunk[:-1]))
         yield Copy(nbytes, partial(loader.load, load, num_chunks))
         return
-    bounds, begin = run_bounds(constant=load.chunk), 0
-    max_frames = max_nbytes // max(1, frame_nbytes) if joins else 0
-    for end in range(1, len(bounds)):
-        start, stop = bounds[begin], bounds[end]
-        if stop == bounds[-1] or bounds[end + 1] - start > max_frames:
-            task = partial(loader.load, load.take(slice(start, stop)), end - begin)
-            yield Copy((stop - start) * frame_nbytes, task)
-            begin = end
+    bounds = run_bounds(constant=load.chunk)
+    sizes = [(stop - start) * frame_nbytes for start, stop in pairwise(bounds)]
+    for begin, end in joined_bounds(sizes, max_nbytes if joins else 0):
+        chunks = load.take(slice(bounds[begin], bounds[end]))
+        yield Copy(sum(sizes[begin:end]), partial(loader.load, chunks, end - begin))

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain, groupby, pairwise, repeat
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,28 +62,39 @@ class GroupFrames(ABC):
     def nbytes(self) -> int:
         """Bytes of resident frames and of loads in progress."""
 
-    def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
-        """Assign rows to a plan's loads. Returns these, and the loads without room."""
-        raise NotImplementedError
-
-    def assign(self, call: CallLoad) -> RowLoad:
-        """Assign rows to a call's frames, except those that need no load."""
-        raise NotImplementedError
-
     @abstractmethod
     def find(self, clips: Clips, frames: FrameLookup) -> Iterator[ClipRows[Any]]:
         """Yield the rows of clips, for each set of features with equal windows."""
 
-    def finish(self, frees: Frees) -> None:  # noqa: B027
+
+class FramesOfPlan(GroupFrames):
+    """Policy for the loads of a plan, which come in rounds."""
+
+    @abstractmethod
+    def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
+        """Assign rows to loads. Returns these, and the loads without room."""
+
+    def finish(self, frees: Frees) -> None:
         """Free frames that no later clip needs. By default, nothing is freed."""
 
+    def missing(self, loads: Loads | None) -> Missing:  # noqa: ARG002
+        """Which frames of the plan must be loaded, or of some `loads` of it."""
+        return Missing.ROUNDS
+
+
+class FramesOfCalls(GroupFrames):
+    """Policy for the frames of calls."""
+
+    @abstractmethod
     def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:
         """Keys of the frames of a call's clips that loads must bring first, ascending."""
-        raise NotImplementedError
 
-    def missing(self, loads: Loads | None) -> Missing:  # noqa: ARG002
-        """Which of a plan's frames must be loaded, or of some `loads` of it."""
-        return Missing.ROUNDS
+    @abstractmethod
+    def assign(self, call: CallLoad) -> RowLoad:
+        """Assign rows to a call's frames, except those that need no load."""
+
+
+_Policy = TypeVar("_Policy", bound=GroupFrames)
 
 
 class Missing(Enum):
@@ -121,8 +132,8 @@ class FrameLookup:
         return rows
 
 
-class _ArenaFrames(GroupFrames):
-    """Base class of policies with an arena."""
+class _ArenaFrames:
+    """An arena, as part of policies."""
 
     def __init__(self, clip_frames: ClipFrames, arena: Any) -> None:
         self._arena, self._clip_frames = arena, clip_frames
@@ -134,8 +145,8 @@ class _ArenaFrames(GroupFrames):
         return AssignedLoad(load.first_use, load, self._arena, frames, rows, nbytes)
 
 
-class FrameStore:
-    """Bookkeeping of the frames of a plan or a call. Other threads load and copy.
+class FrameStore(Generic[_Policy]):
+    """Bookkeeping of frames. Other threads load and copy.
 
     Args:
         policies: by group number, in the plan's order; features of a group may have several, and
@@ -143,9 +154,7 @@ class FrameStore:
         clip_frames: windows of the features.
     """
 
-    def __init__(
-        self, policies: Mapping[int, Sequence[GroupFrames]], clip_frames: ClipFrames
-    ) -> None:
+    def __init__(self, policies: Mapping[int, Sequence[_Policy]], clip_frames: ClipFrames) -> None:
         self._policies, self._clip_frames = policies, clip_frames
         self._all = [*dict.fromkeys(chain.from_iterable(policies.values()))]
 
@@ -153,6 +162,18 @@ class FrameStore:
     def nbytes(self) -> int:
         """Bytes of resident frames and of loads in progress."""
         return sum(policy.nbytes for policy in self._all)
+
+    def find(self, clips: Clips, frames: FrameLookup | None = None) -> list[ClipRows[Any]]:
+        """Find the rows of clips, for each set of features with equal windows."""
+        frames = FrameLookup(clips.keys, self._clip_frames) if frames is None else frames
+        sources: list[ClipRows[Any]] = []
+        for policy in self._all:
+            sources += policy.find(clips, frames)
+        return sources
+
+
+class PlanStore(FrameStore[FramesOfPlan]):
+    """The frames of a plan."""
 
     def rounds(self, plan: Plan, start: int) -> Iterator[Round]:
         """Yield rounds of a plan from `start` on.
@@ -193,23 +214,6 @@ class FrameStore:
         waiting[:] = late
         return assigned
 
-    def assign(self, call: CallLoad) -> list[RowLoad]:
-        """Assign rows to a call's frames, for each policy."""
-        return [policy.assign(call) for policy in self._policies[call.group]]
-
-    def find(self, clips: Clips, frames: FrameLookup | None = None) -> list[ClipRows[Any]]:
-        """Find the rows of clips, for each set of features with equal windows."""
-        frames = FrameLookup(clips.keys, self._clip_frames) if frames is None else frames
-        sources: list[ClipRows[Any]] = []
-        for policy in self._all:
-            sources += policy.find(clips, frames)
-        return sources
-
-    def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:
-        """Keys of the frames of a call's clips that loads must bring first, ascending."""
-        keys = [policy.lacking(clips, frames) for policy in self._all]
-        return keys[0] if len(keys) == 1 else distinct(np.concatenate(keys))
-
     def finish(self, done: Round) -> None:
         """End a round: free frames that no later clip needs."""
         for policies, todo in zip(self._policies.values(), done.groups, strict=False):
@@ -217,7 +221,20 @@ class FrameStore:
                 policy.finish(todo.frees)
 
 
-class RingFrames(_ArenaFrames):
+class CallStore(FrameStore[FramesOfCalls]):
+    """The frames of a call."""
+
+    def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:
+        """Keys of the frames of a call's clips that loads must bring first, ascending."""
+        keys = [policy.lacking(clips, frames) for policy in self._all]
+        return keys[0] if len(keys) == 1 else distinct(np.concatenate(keys))
+
+    def assign(self, call: CallLoad) -> list[RowLoad]:
+        """Assign rows to a call's frames, for each policy."""
+        return [policy.assign(call) for policy in self._policies[call.group]]
+
+
+class RingFrames(_ArenaFrames, FramesOfPlan):
     """Policy with a ring of rows per cursor. Frames are freed after their last clip.
 
     Args:
@@ -295,7 +312,7 @@ class RingFrames(_ArenaFrames):
                 ring.free(count)
 
 
-class ResidentFrames(_ArenaFrames):
+class ResidentFrames(_ArenaFrames, FramesOfCalls):
     """Policy with a row for every frame, which stays once a load has ended (see `ChunkLoader`).
 
     Args:
@@ -317,7 +334,7 @@ class ResidentFrames(_ArenaFrames):
         return nbytes
 
     def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:
-        """See `GroupFrames`."""
+        """See `FramesOfCalls`."""
         keys = _NO_KEYS
         for names in () if self._are_all_read else self._feature_sets:
             are_read = self._arena.is_read[frames.rows(self._frame_rows, names[0])]
@@ -341,7 +358,7 @@ class ResidentFrames(_ArenaFrames):
             yield ClipRows(self._arena, frames.rows(self._frame_rows, names[0]), names)
 
 
-class PlannedFrames(ResidentFrames):
+class PlannedFrames(ResidentFrames, FramesOfPlan):
     """`ResidentFrames` of a plan: a load contains all frames of a chunk that the plan's clips use,
     for any cursor. Those of ended loads stay for later epochs, even if this epoch is left early.
 
@@ -402,7 +419,7 @@ class PlannedFrames(ResidentFrames):
         return frames[is_wanted], rows[is_wanted]
 
 
-class FileFrames(GroupFrames):
+class FileFrames(FramesOfPlan, FramesOfCalls):
     """Policy with frames that are copied from mapped files. Loads check them.
 
     `frame_step` is the distance of frames in a plan's loads.
@@ -458,7 +475,7 @@ class FileFrames(GroupFrames):
                 yield ClipRows(self._arena, self._arena.rows(name, chunk, stored_frames), [name])
 
     def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:
-        """See `GroupFrames`."""
+        """See `FramesOfCalls`."""
         keys = _NO_KEYS
         for names in self._feature_sets:
             frames_of_set = frames.of(names[0])

@@ -13,9 +13,11 @@ wait at the same time. The thread that makes the last copy of a piece reports it
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import attrgetter
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
@@ -37,6 +39,7 @@ THREAD_NAME = "seqrecord-engine"  # prefix of thread names
 _MORE_COPIERS = 1  # in addition to `num_threads`: some wait for the GIL
 _MOST_TOGETHER = 1 << 20  # bytes of frames per task of several loads
 _LEAST_TOGETHER = 128 << 10  # minimum per task
+_GROUP_AND_ARENA = attrgetter("load.group", "target")  # arenas are equal only to themselves
 
 
 def chunks_at_once(memory: Memory, num_threads: int, *, is_local: bool) -> tuple[int, int]:
@@ -57,24 +60,35 @@ def bytes_together(nbytes: int, num_threads: int) -> int:
     return max(_LEAST_TOGETHER, min(nbytes // num_threads // 2, _MOST_TOGETHER))
 
 
+def joined_bounds(nbytes: Iterable[int], max_nbytes: int) -> Iterator[tuple[int, int]]:
+    """Join consecutive loads of these sizes to tasks of at most `max_nbytes`, or of one load.
+
+    Yields the half-open bounds of each task.
+    """
+    begin, end, total = 0, 0, 0
+    for size in nbytes:
+        total += size
+        if total > max_nbytes and begin < end:
+            yield begin, end
+            begin, total = end, size
+        end += 1
+    if begin < end:
+        yield begin, end
+
+
 def joined_loads(
     placed: Sequence[AssignedLoad], loader: ChunkLoader, num_threads: int
 ) -> list[list[AssignedLoad]]:
     """Join small consecutive loads of a group, for tasks of threads."""
     if len(placed) == 1:
         return [[*placed]]
-    limit = bytes_together(sum(item.nbytes for item in placed), num_threads)
-    joined, joined_place = list[list[AssignedLoad]](), (-1, 0)
-    room = 0
-    for item in placed:
-        room -= item.nbytes
-        group = item.load.group
-        place = group, id(item.target)
-        if room < 0 or place != joined_place:
-            room = (limit if loader.joins(group) else 0) - item.nbytes
-            joined.append([])
-            joined_place = place
-        joined[-1].append(item)
+    sizes = [item.nbytes for item in placed]
+    limit, remaining = bytes_together(sum(sizes), num_threads), iter(sizes)
+    joined = list[list[AssignedLoad]]()
+    for (group, _), of_arena in groupby(placed, _GROUP_AND_ARENA):
+        items, most = [*of_arena], limit if loader.joins(group) else 0
+        for begin, end in joined_bounds(islice(remaining, len(items)), most):
+            joined.append(items[begin:end])
     return joined
 
 
