@@ -22,7 +22,6 @@ from seqrecord.loader.engine.stats import EngineStats, Trace, trace_path
 from seqrecord.loader.engine.tensors import array_of, tensor_of
 from seqrecord.loader.pipes.budget_costs import fit_columns
 from seqrecord.loader.pipes.collating import make_numpy
-from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.memory import resident_features
@@ -63,7 +62,7 @@ class ClipLoader:
         self._trace = None if trace is None else local_path(trace, "trace").absolute()
         self._buffers = BufferCache()
         self.batch_size = planner.settings.batch_size
-        self._plan_columns = plan_columns(planner.order.columns)
+        self._plan_columns = planner.order.columns
         storage = view.dataset.contents.storage
         self._store = storage if isinstance(storage, ChunkStore) else None
         # Of the last run.
@@ -257,9 +256,8 @@ class ClipLoader:
             features = view.cut_clips(features, columns, packed=plan.is_packed)
             if view.texts is not None:
                 features |= view.text_values(features, packed=plan.is_packed, device=device)
-            place = PlanBatch(plan, number)
-            for column in self._plan_columns:
-                columns[column.name] = column.fill(place)
+            for name in self._plan_columns:
+                columns[name] = torch.from_numpy(plan.columns(number)[name])
             items = [{**features, **columns}]
         else:
             are_copied = len(batch) > 1 and get_worker_info() is None  # only tensors come together

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from seqrecord.loader.clips.frame_lists import FrameLists
     from seqrecord.loader.engine.calls import ClipFunctions
     from seqrecord.loader.engine.crops import ClipCrops, DrawBatch
-    from seqrecord.loader.sampling.plan import Plan
 
 _MOST_EPISODES = 1 << 14  # with metadata in memory
 
@@ -415,28 +414,6 @@ def origin_columns(
 def metadata_column(name: str) -> ClipColumn:
     """The column of a metadata entry."""
     return Column(name, None, (), partial(_metadata, name))
-
-
-@dataclass(eq=False)
-class PlanBatch:
-    """A batch of a plan by its number, for the columns of the plan."""
-
-    plan: Plan
-    number: int
-
-    @cached_property
-    def values(self) -> Mapping[str, npt.NDArray[Any]]:
-        """The values of all columns."""
-        return self.plan.columns(self.number)
-
-
-def plan_columns(names: Sequence[str]) -> list[Column[PlanBatch]]:
-    """The columns that an order adds: a flag for each clip, see `Plan.columns`."""
-    return [Column(name, _BOOL, (), partial(_of_plan, name)) for name in names]
-
-
-def _of_plan(name: str, batch: PlanBatch) -> npt.NDArray[Any]:
-    return batch.values[name]
 
 
 def constant(name: str, value: npt.NDArray[Any]) -> ClipColumn:

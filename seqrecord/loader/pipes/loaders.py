@@ -8,6 +8,7 @@ from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
 from seqrecord.errors import ClipError
@@ -21,7 +22,6 @@ from seqrecord.loader.pipes.callers import (
     is_stateful,
 )
 from seqrecord.loader.pipes.clip_loader import ClipLoader
-from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
 from seqrecord.loader.pipes.epochs import Epochs
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.planning import plan_clips
@@ -336,10 +336,7 @@ class StreamingLoader(EpochStream):
     ) -> Clip:
         begin, end = map(plan.first_clip, (first, last))
         rows, _ = loader.columns(plan.clips_between(begin, end).keys, plan.epoch, plan.draws)
-        if loader.batch_size is not None:
-            place, columns = PlanBatch(plan, first), plan_columns(loader.planner.order.columns)
-            rows |= {column.name: column.fill(place) for column in columns}
-        return rows
+        return rows | {n: torch.from_numpy(values) for n, values in plan.columns(first).items()}
 
     @property
     def _loader(self) -> ClipLoader:
