@@ -9,7 +9,8 @@ batch, the mean of all ranks, and its standard error in random orders; decoded f
 stored one; buffers in parts of `memory_limit`; episodes in a batch with the budget, and in a batch
 of equally many clips without. `--plans` measures the plans of the same loaders, which read no
 frame: all but the last three. `--seeds N` has the correlation of packed batches over N seeds, with
-its sign: mean and standard deviation. `--planning` measures the CPU time of plans instead.
+its sign: mean and standard deviation. `--memory N` limits the memory of a loader to N frames, so
+that windows have fewer batches. `--planning` measures the CPU time of plans instead.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +41,7 @@ RANKS = 8
 BUDGETS = (4, 16, 32)  # longest rows
 BATCHES = 40  # of each rank, of the largest budget
 PLANNED_ROWS = 1_000_000
+FRAME_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -149,13 +152,22 @@ def write(case: Case, folder: Path) -> dict[str, Any]:
     return table
 
 
-def measure(case: Case, folder: Path, table: dict[str, Any], budget: int, *, padded: bool) -> Use:
-    """Iterate over an epoch of the loaders of all ranks."""
+def measure(
+    case: Case,
+    folder: Path,
+    table: dict[str, Any],
+    budget: int,
+    *,
+    padded: bool,
+    memory_limit: int | None = None,
+) -> Use:
+    """Iterate over an epoch of the loaders of all ranks; `memory_limit` in bytes."""
     form, size, ranks = "pad" if padded else "list", budget * case.longest, list[RankUse]()
     decoded, buffers, clips = 0, 0.0, 0
     episodes, episodes_before = list[int](), list[int]()
     for rank in range(RANKS):
         options: Any = {"samples": table, "ragged": form, "rank": (rank, RANKS)}
+        options["memory_limit"] = memory_limit
         pipe = SeqRecordPipe(folder, batch_size=Budget(size), output="numpy", **options)
         sums, most, counts = [], [], []
         for batch in pipe:
@@ -189,12 +201,25 @@ def measure(case: Case, folder: Path, table: dict[str, Any], budget: int, *, pad
 
 
 def measure_plans(
-    case: Case, folder: Path, table: dict[str, Any], budget: int, *, padded: bool, seed: int = 0
+    case: Case,
+    folder: Path,
+    table: dict[str, Any],
+    budget: int,
+    *,
+    padded: bool,
+    memory_limit: int | None = None,
+    seed: int = 0,
 ) -> Use:
     """Measure the plans of all ranks for an epoch."""
     form: Any = "pad" if padded else "list"
     size, lengths = budget * case.longest, np.array([*map(len, table["frames"])])
-    options = LoaderOptions(samples=table, ragged=form, batch_size=Budget(size), seed=seed)
+    options = LoaderOptions(
+        samples=table,
+        ragged=form,
+        batch_size=Budget(size),
+        memory_limit=memory_limit,
+        seed=seed,
+    )
     planner, ranks = plan_clips(folder, options), list[RankUse]()
     planner.plan_memory(RANKS)
     for rank in range(RANKS):
@@ -275,6 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--planning", action="store_true", help="CPU seconds of plans")
     parser.add_argument("--plans", action="store_true", help="from plans; reads no frame")
     parser.add_argument("--seeds", type=int, metavar="N", help="trends over N seeds, from plans")
+    parser.add_argument("--memory", type=int, metavar="N", help="frames that memory_limit holds")
     options = parser.parse_args(arguments)
     print(f"seqrecord {seqrecord.__version__}, NumPy {np.__version__}")
     if options.planning:
@@ -284,7 +310,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{'padded' if padded else 'packed'}: {seconds:.2f} CPU s for 10^6 rows")
         return
     cases = [case for case in CASES if case.name.startswith(tuple(options.cases) or "")]
-    table = lines(cases, measure_plans if options.plans else measure)
+    limit = None if options.memory is None else options.memory * FRAME_BYTES
+    table = lines(cases, partial(measure_plans if options.plans else measure, memory_limit=limit))
     for line in table if options.seeds is None else trend_lines(cases, options.seeds):
         print(line, flush=True)
 

@@ -17,8 +17,9 @@ from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.budgets import ClipCosts
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.plan import Frees, Loads, Plan, Round
-from seqrecord.loader.sampling.runs import Shard, Window
+from seqrecord.loader.sampling.runs import Runs, Shard, Window
 from seqrecord.loader.sampling.sequences import SEQUENCES
+from seqrecord.store.clips.frames import COPIES
 from seqrecord.store.clips.tables import (
     ClipTable,
     EpisodeLayout,
@@ -35,6 +36,13 @@ Chunks = list[tuple[int, int, int]]
 def sequence_settings(settings: PlanSettings, stride: int) -> PlanSettings:
     """The settings of an epoch of sequences."""
     return replace(settings, **SEQUENCES.settings(settings.batch_size or 1, stride))
+
+
+def costs_of(table: ClipTable, cost: Sequence[int], window: int, *, pads: bool) -> ClipCosts:
+    """A budget of 30, in windows of so many batches; the clips cost `cost` in turn."""
+    samples = Runs.of(table).all_samples // COPIES
+    values = np.resize(cost, int(samples.max(initial=0)) + 1)
+    return ClipCosts(30, pads, 1 << 30, values, values, "stacked", 3, 30, 30, window)
 
 
 def rows(*columns: IntArray) -> Iterator[tuple[int, ...]]:
@@ -238,6 +246,7 @@ class GroupCase:
     settings: PlanSettings
     shard: Shard = field(default_factory=Shard)
     epoch: int = 0
+    costs: ClipCosts | None = None
 
     @property
     def num_frames(self) -> list[int]:
@@ -262,6 +271,7 @@ class GroupCase:
             epoch=self.epoch,
             shard=self.shard,
             windows=self.windows,
+            costs=self.costs,
         )
 
     def used(self, group: int, episode: int, start: int) -> list[int]:

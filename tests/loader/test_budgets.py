@@ -161,6 +161,21 @@ def test_padded_batches_have_the_least_cost(cost: list[int], budget: int, max_ro
     assert taken.sum() + len(taken) * budget / 2 == least(0)
 
 
+@pytest.mark.parametrize("pads", [False, True])
+def test_batches_have_no_trend_of_mean_costs(pads: bool) -> None:
+    """By chance, the correlation of 40 batches is above .06 in 7 of 10 orders."""
+    cost = np.random.default_rng(0).integers(1, 40, 620)
+    costs, orders = costs_of(310, cost.tolist(), pads=pads, max_rows=None), set[bytes]()
+    stream = Stream(np.arange(len(cost)), np.array([0, 200, 400, len(cost)]))
+    for key in range(40):
+        order, ends = arrange(stream, cost, costs, key)
+        means = [part.mean() for part in np.split(cost[order], ends)[:-1]]
+        assert len(means) > 35
+        assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.06
+        orders.add(order.tobytes())
+    assert len(orders) == 40
+
+
 def test_small_batches_have_longer_windows() -> None:
     costs = np.array([4, 10, 39] * 20)
     sizes = [batches_of_window(39 * n, costs, pads=False) for n in (1, 4, 16, 99)]

@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY
 from seqrecord import ClipError, ClipSpec
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
-from seqrecord.loader.sampling.budgets import ClipCosts
 from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.runs import Runs, Shard
-from seqrecord.store.clips.frames import COPIES
+from seqrecord.loader.sampling.runs import Shard
 from tests.loader.clip_cases import Case
 from tests.loader.golden_plans import CASES, GOLDEN, plan_rounds
-from tests.loader.plan_cases import Engine, Request, requests, shards
+from tests.loader.plan_cases import Engine, Request, costs_of, requests, shards
 
 
 @given(requests())
@@ -74,10 +72,7 @@ def test_windows_of_joined_rounds(
     request: Request, cost: list[int], window: int, pads: bool
 ) -> None:
     """Each clip once, in batches of a budget, from the frames that the plan's rounds have."""
-    samples = Runs.of(request.case.table).all_samples // COPIES
-    values = np.resize(cost, int(samples.max(initial=0)) + 1)
-    budget, most_rows = 30, 1 << 30
-    costs = ClipCosts(budget, pads, most_rows, values, values, "stacked", 3, 30, 30, window)
+    costs = costs_of(request.case.table, cost, window, pads=pads)
     settings = replace(request.settings, last_batch="keep", resident=False)
     request = replace(request, settings=settings, costs=costs)
     clips = Counter[tuple[int, int]]()
@@ -87,10 +82,8 @@ def test_windows_of_joined_rounds(
         batches = [batch for batch, _ in engine.places]
         assert batches == sorted(batches)
         for batch in {*batches}:
-            chosen = [
-                values[s // COPIES] for s in np.array(engine.samples)[np.array(batches) == batch]
-            ]
-            assert (max(chosen) * len(chosen) if pads else sum(chosen)) <= budget
+            chosen = costs.of(np.array(engine.samples)[np.array(batches) == batch])
+            assert (chosen.max() * len(chosen) if pads else chosen.sum()) <= costs.budget
         bounds = resident_bounds(ClipStats.of(request.case.table, request.case.episodes), settings)
         assert (
             plan.groups[0].cursor_frames is None or plan.groups[0].cursor_frames.sum() <= bounds[0]

@@ -20,6 +20,7 @@ from tests.loader.clip_cases import grid_of
 from tests.loader.plan_cases import (
     GroupCase,
     Lengths,
+    costs_of,
     group_cases,
     lengths_of_chunks,
     one_group,
@@ -103,6 +104,29 @@ def test_remaining_clips_are_planned_with_the_same_windows(case: GroupCase, batc
         assert planned.max_resident_frames <= bound
     assert len(case.engine(plan).finish().clips) == plan.num_clips
     assert plan.num_clips + plan.num_dropped == rest.num_clips
+
+
+@given(
+    case=group_cases(),
+    cost=st.lists(st.integers(1, 20), min_size=1, max_size=20),
+    window=st.integers(1, 9),
+    pads=st.booleans(),
+)
+def test_joined_rounds_fit_into_the_memory_of_each_group(
+    case: GroupCase, cost: list[int], window: int, pads: bool
+) -> None:
+    settings = replace(case.settings, last_batch="keep", resident=False)
+    costs = costs_of(case.table, cost, window, pads=pads)
+    case = replace(case, settings=settings, costs=costs)
+    plan = case.plan()
+    engine = case.engine(plan).finish()  # checks the rows of each cursor
+    assert len(engine.clips) == plan.num_clips
+    bounds = resident_bounds(ClipStats.of(case.table, case.episodes, case.windows), settings)
+    for planned, bound in zip(plan.groups, bounds, strict=True):
+        assert planned.cursor_frames is None or planned.cursor_frames.sum() <= bound
+    for first in range(1, plan.num_rounds):
+        rest = case.engine(plan).finish(first)
+        assert rest.clips == engine.clips[-len(rest.clips) :]
 
 
 @given(group_cases())
