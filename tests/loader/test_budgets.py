@@ -292,6 +292,32 @@ def test_shares_have_equal_costs(records: Path) -> None:
     assert len(batches) == 1
 
 
+@pytest.mark.parametrize(
+    ("lengths", "budget"),
+    [
+        ([1 + 7 * row % 29 for row in range(30)], Budget(30, max_rows=1)),
+        ([16 + row % 5 for row in range(42)], Budget(30)),  # no two in a batch
+        ([16 + 7 * row % 15 for row in range(60)], Budget(30)),
+    ],
+)
+def test_single_clips_of_a_budget_are_not_repeated(
+    records: Path, lengths: list[int], budget: Budget
+) -> None:
+    """Ranks get equal numbers of clips, and not about equal costs, which would need repeats."""
+    frames = [[*range(row % 20, row % 20 + n)] for row, n in enumerate(lengths)]
+    table = {"episode": [f"e{row % 8}" for row in range(len(lengths))], "frames": frames}
+    for epoch in range(2):
+        rows = Counter[Any]()
+        for rank in range(3):
+            pipe = SeqRecordPipe(records, samples=table, batch_size=budget, rank=(rank, 3))
+            pipe.set_epoch(epoch)
+            batches = [*map(rows_of, pipe)]
+            assert [len(batch) for batch in batches] == [1] * (len(lengths) // 3)
+            rows.update(row for batch in batches for row in batch)
+        expected = [(f"e{row % 8}", tuple(some)) for row, some in enumerate(frames)]
+        assert rows == Counter(expected)
+
+
 def trend(pipe: SeqRecordPipe) -> float:
     """The correlation of mean length and number of a batch."""
     means = [float(np.mean(lengths_of(batch))) for batch in pipe]

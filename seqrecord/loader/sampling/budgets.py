@@ -91,8 +91,9 @@ class ClipCosts:
     def shared(self, sample: IntArray) -> IntArray:
         """The parts of batches that samples take, by which shards divide them; int64[n] each."""
         cost = self.of(sample)
-        if not self.pads:  # also a place among the most rows
-            return np.maximum(cost, self.budget // self.max_rows)
+        if not self.pads:  # also a place among the most rows; all, if no other clip fits beside it
+            is_alone = cost + int(self.cost.min()) > self.budget
+            return np.where(is_alone, self.budget, np.maximum(cost, self.budget // self.max_rows))
         parts: IntArray = (self.budget << _PART_BITS) // np.minimum(
             self.budget // cost, self.max_rows
         )

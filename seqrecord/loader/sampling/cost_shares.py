@@ -88,7 +88,7 @@ def shares_by_cost(
     edges, run_bounds = nearest_clips(paid, targets), np.append(sequence.begins, len(cost))
     if cuts.whole:  # a run is not cut for less than a clip
         near = run_bounds[nearest_clips(paid[run_bounds], targets)]
-        edges = np.where(np.abs(paid[near] - targets) <= cost.max(), near, edges)
+        edges = np.where(np.abs(paid[near] - targets) < cost.max(), near, edges)
     edges[0], edges[-1] = 0, sequence.num_clips
     start, stop = edges[:-1, None], edges[1:, None]
     if begins is not None:
