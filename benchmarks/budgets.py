@@ -275,7 +275,9 @@ def lines(cases: Sequence[Case], measure: Callable[..., Use] = measure) -> Itera
                     yield "| " + " | ".join(cells) + " |"
 
 
-def trend_lines(cases: Sequence[Case], num_seeds: int) -> Iterator[str]:
+def trend_lines(
+    cases: Sequence[Case], num_seeds: int, memory_limit: int | None = None
+) -> Iterator[str]:
     """Lines of the table of trends: packed, mean and standard deviation over seeds; and chance."""
     yield f"| lists | episodes | {'; '.join(map(str, BUDGETS))} longest | chance |"
     yield "|---" * 4 + "|"
@@ -285,7 +287,8 @@ def trend_lines(cases: Sequence[Case], num_seeds: int) -> Iterator[str]:
             table, spreads, chances = write(case, folder), list[str](), list[str]()
             for budget in BUDGETS:
                 place = case, folder, table, budget
-                uses = [measure_plans(*place, padded=False, seed=n) for n in range(num_seeds)]
+                limits: Any = {"padded": False, "memory_limit": memory_limit}
+                uses = [measure_plans(*place, **limits, seed=n) for n in range(num_seeds)]
                 trends = [use.trend for use in uses]
                 spreads.append(f"{np.mean(trends):.3f} ± {np.std(trends):.3f}")
                 chances.append(f"{(uses[0].batches * RANKS) ** -0.5:.3f}")
@@ -312,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases = [case for case in CASES if case.name.startswith(tuple(options.cases) or "")]
     limit = None if options.memory is None else options.memory * FRAME_BYTES
     table = lines(cases, partial(measure_plans if options.plans else measure, memory_limit=limit))
-    for line in table if options.seeds is None else trend_lines(cases, options.seeds):
+    for line in table if options.seeds is None else trend_lines(cases, options.seeds, limit):
         print(line, flush=True)
 
 

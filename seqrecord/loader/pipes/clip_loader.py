@@ -62,7 +62,7 @@ class ClipLoader:
         self._trace = None if trace is None else local_path(trace, "trace").absolute()
         self._buffers = BufferCache()
         self.batch_size = planner.settings.batch_size
-        self._plan_columns = planner.order.columns
+        self._has_plan_columns = bool(planner.order.columns)
         storage = view.dataset.contents.storage
         self._store = storage if isinstance(storage, ChunkStore) else None
         # Of the last run.
@@ -256,8 +256,8 @@ class ClipLoader:
             features = view.cut_clips(features, columns, packed=plan.is_packed)
             if view.texts is not None:
                 features |= view.text_values(features, packed=plan.is_packed, device=device)
-            for name in self._plan_columns:
-                columns[name] = torch.from_numpy(plan.columns(number)[name])
+            if self._has_plan_columns:
+                columns |= {n: torch.from_numpy(v) for n, v in plan.columns(number).items()}
             items = [{**features, **columns}]
         else:
             are_copied = len(batch) > 1 and get_worker_info() is None  # only tensors come together
