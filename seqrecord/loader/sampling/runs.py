@@ -49,6 +49,7 @@ from seqrecord.store.clips.grids import (
     search_keys,
 )
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
+from seqrecord.store.processes.forks import cached_property
 
 
 @dataclass(frozen=True)
@@ -320,6 +321,13 @@ class Runs:
         """The start of each row's last clip; int64[n]."""
         return self.first_start + (self.count - 1) * self.stride
 
+    @cached_property
+    def _last_keys(self) -> IntArray:
+        """Keys of each row's run and last start, ascending; int64[n]. Kept: searches of a plan's
+        rounds each took as long as making them for 10^6 rows.
+        """
+        return frame_keys(self.run, self.last_start)
+
     def find(self, clips: IntArray) -> tuple[IntArray, IntArray]:
         """Row and start, int64[n] each, of clips numbered over all rows."""
         row = np.searchsorted(self.first_clip, clips, side="right") - 1
@@ -329,12 +337,12 @@ class Runs:
         """Number of the first clip of each run that starts at `start` or behind it, or else of the
         next run's first clip; int64[n].
         """
-        row = np.searchsorted(frame_keys(self.run, self.last_start), search_keys(run, start))
-        bounds = np.append(self.first_clip, self.num_clips)
+        row = np.searchsorted(self._last_keys, search_keys(run, start))
         place = np.minimum(row, len(self) - 1)
         step = -((self.first_start[place] - start) // self.stride)
+        first_clip = np.where(row < len(self), self.first_clip[place], self.num_clips)
         is_inside = (row < len(self)) & (self.run[place] == run)
-        clips: IntArray = bounds[row] + np.where(is_inside, np.maximum(step, 0), 0)
+        clips: IntArray = first_clip + np.where(is_inside, np.maximum(step, 0), 0)
         return clips
 
     def samples(self, row: IntArray, clips: IntArray) -> IntArray:
@@ -363,8 +371,8 @@ class Runs:
             return episode_starts
         begin, _ = cuts.chunks(row, start)
         if cuts.unit is not None:  # rows of samples that functions choose may have one clip
-            ends = frame_keys(self.run, self.last_start)
-            row = np.minimum(np.searchsorted(ends, frame_keys(self.run[row], begin)), row)
+            keys = frame_keys(self.run[row], begin)
+            row = np.minimum(np.searchsorted(self._last_keys, keys), row)
         step = -(-(begin - self.first_start[row]) // self.stride)
         snapped: IntArray = self.first_clip[row] + np.maximum(step, 0)
         return snapped
