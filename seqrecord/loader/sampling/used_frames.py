@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from seqrecord.loader.sampling.runs import Intervals, Runs, Window
 from seqrecord.store.clips.frames import ClipKeys
-from seqrecord.store.clips.grids import distinct, frame_keys, ragged_arange, split_keys
+from seqrecord.store.clips.grids import distinct, frame_keys, split_keys
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import cached_property
 
@@ -164,25 +164,13 @@ class RunFrames:
         room = stop - begin + 2  # with a margin on both sides, for frames outside
         shift = np.cumsum(room) - room + 1 - begin
         places = UsedPlaces(int(room.sum()))
-        # Parts of rows, whose clips are found by adding: a search for each clip took half the time.
-        runs, is_used = self.runs, high > low
-        low, high, owner = low[is_used], high[is_used], owner[is_used]
-        first_row, last_row = runs.find(low)[0], runs.find(high - 1)[0]
-        index, offset = ragged_arange(last_row - first_row + 1)
-        row_of, owner = first_row[index] + offset, owner[index]
-        low = np.maximum(low[index], runs.first_clip[row_of])
-        count = np.minimum(high[index], runs.first_clip[row_of] + runs.count[row_of]) - low
-        ends = np.cumsum(count)
+        ends, runs = np.cumsum(high - low), self.runs
         num_clips = int(ends[-1]) if len(ends) else 0
-        for begin_clip in range(0, num_clips, _CLIPS_AT_ONCE):
-            end_clip = min(begin_clip + _CLIPS_AT_ONCE, num_clips)
-            i, j = np.searchsorted(ends, [begin_clip, end_clip - 1], side="right").tolist()
-            inside = np.minimum(ends[i : j + 1], end_clip)
-            inside -= np.maximum(ends[i : j + 1] - count[i : j + 1], begin_clip)
-            part = np.repeat(np.arange(i, j + 1), inside)
-            clips = (low - ends + count)[part] + np.arange(begin_clip, end_clip)
-            row = row_of[part]
-            start = runs.first_start[row] + (clips - runs.first_clip[row]) * runs.stride
+        for first in range(0, num_clips, _CLIPS_AT_ONCE):
+            numbers = np.arange(first, min(first + _CLIPS_AT_ONCE, num_clips))
+            part = np.searchsorted(ends, numbers, side="right")
+            clips = numbers + (high - ends)[part]
+            row, start = runs.find(clips)
             keys = ClipKeys(
                 runs.episode[row], start, runs.samples(row, clips), np.zeros_like(start)
             )
