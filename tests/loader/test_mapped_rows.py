@@ -251,6 +251,50 @@ def test_a_fork_after_marks_of_its_parent(path: Path) -> None:
     del batches
 
 
+@pytest.mark.parametrize("map_style", [False, True])
+def test_encoded_features_beside_mapped_ones(tmp_path: Path, map_style: bool) -> None:
+    """Loads of a chunk read and decode its encoded features, and leave the mapped ones out."""
+    folder, count = tmp_path / "records", 96
+    codecs: Any = {"image": "raw", "depth": "fast", "flow": "raw"}
+    with seqrecord.SeqRecordWriter(folder, codecs=codecs, chunk_frames=4) as writer:
+        with writer.episode("e") as recording:
+            for number in range(count):
+                values = frame(2, number % 24)
+                recording.append({name: values[name] for name in codecs if name in values})
+    alone = seqrecord.open(folder).select(["depth"])
+    windows: Any = {"image": [0], "depth": [0], "flow": seqrecord.Latest([0])}
+    limit = 1_200_000  # epochs decode again
+    loaders: list[Any]
+    if map_style:
+        # Without the flow: features with another window count frames of their own.
+        whole = {"clip_len": 1, "features": ["image", "depth"], "memory_limit": 0}
+        loaders = [SeqRecordMapDataset(data, **whole) for data in both(folder)]
+        loaders.append(SeqRecordMapDataset(alone, clip_len=1, memory_limit=0))
+    else:
+        whole = {"windows": windows, "batch_size": 2, "memory_limit": limit}
+        loaders = [SeqRecordPipe(data, **whole) for data in both(folder)]
+        loaders.append(SeqRecordPipe(alone, clip_len=1, batch_size=2, memory_limit=limit // 2))
+    read = np.zeros((2, 3), np.int64)
+    for epoch in range(2):
+        for place, loader in enumerate(loaders):
+            before = reads(loader) if map_style else 0
+            clips = [loader[number] for number in range(count)] if map_style else list(loader)
+            assert len(clips) == (count if map_style else count // 2)
+            read[epoch, place] = reads(loader) - before
+            assert loader.stats()["frames_decoded"] == count * (epoch + 1 if map_style else 1)
+            if place < 2:
+                assert (loader.stats()["frames_mapped"] > 0) == (place == 0)
+    mapped, copied, of_depth = read[1]
+    assert of_depth <= mapped < 1.5 * of_depth  # plans of little memory may read a chunk again
+    assert copied - mapped >= count * 75 * 75 * 3
+    if not map_style:
+        assert digests(loaders[0]) == digests(loaders[1])
+        # With memory for chunks that are read ahead: each page is checked or read, not both.
+        pipes = [SeqRecordPipe(data, windows=windows, batch_size=2) for data in both(folder)]
+        assert digests(pipes[0]) == digests(pipes[1])
+        assert reads(pipes[0]) <= reads(pipes[1])
+
+
 def test_map_style(path: Path) -> None:
     for case in ("clips", "all features", "windows", "frames of a list"):
         settings = {n: v for n, v in CASES[case].items() if n not in ("batch_size", "stride")}
