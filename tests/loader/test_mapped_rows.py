@@ -256,11 +256,11 @@ def test_encoded_features_beside_mapped_ones(tmp_path: Path, map_style: bool) ->
     """Loads of a chunk read and decode its encoded features, and leave the mapped ones out."""
     folder, count = tmp_path / "records", 96
     codecs: Any = {"image": "raw", "depth": "fast", "flow": "raw"}
-    with seqrecord.SeqRecordWriter(folder, codecs=codecs, chunk_frames=4) as writer:
-        with writer.episode("e") as recording:
-            for number in range(count):
-                values = frame(2, number % 24)
-                recording.append({name: values[name] for name in codecs if name in values})
+    writer = seqrecord.SeqRecordWriter(folder, codecs=codecs, chunk_frames=4)
+    with writer, writer.episode("e") as recording:
+        for number in range(count):
+            values = frame(2, number % 24)
+            recording.append({name: values[name] for name in codecs if name in values})
     alone = seqrecord.open(folder).select(["depth"])
     windows: Any = {"image": [0], "depth": [0], "flow": seqrecord.Latest([0])}
     limit = 1_200_000  # epochs decode again
