@@ -18,6 +18,8 @@ from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_b
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.runs import Shard
 from tests.loader.clip_cases import Case
+from tests.loader.golden_epochs import GOLDEN as EPOCHS
+from tests.loader.golden_epochs import batch_digests, write_records
 from tests.loader.golden_plans import CASES, GOLDEN, plan_rounds
 from tests.loader.plan_cases import Engine, Request, costs_of, requests, shards
 
@@ -249,3 +251,11 @@ def test_the_order_is_that_of_version_1() -> None:
     assert len(golden) == len(CASES)
     for case in golden:
         assert plan_rounds(case) == case["rounds"]
+
+
+def test_epochs_are_those_of_version_1(tmp_path: Path) -> None:
+    """See `tests.loader.golden_epochs.py`."""
+    epochs = batch_digests(write_records(tmp_path))
+    golden = json.loads(EPOCHS.read_text())
+    assert epochs.keys() == golden.keys()
+    assert [name for name, digests in epochs.items() if digests != golden[name]] == []
