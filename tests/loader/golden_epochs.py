@@ -92,6 +92,25 @@ CASES: Mapping[str, dict[str, Any]] = {
         "batch_size": Budget(40, "frames", padded=True),
         "rank": (0, 2),
     },
+    "packed lists, small batches": {"samples": _lists(1), "batch_size": Budget(12, "frames")},
+    "padded lists, small batches": {
+        "samples": _lists(4),
+        "batch_size": Budget(12, "frames", padded=True),
+        "rank": (1, 2),
+    },
+    "tokens, little memory": {
+        "windows": {"id": (0, 4, 8)},
+        "samples": _starts(4),
+        "batch_size": Budget(60, "tokens"),
+        "memory_limit": "24KB",
+    },
+    "repeated, a rank of five": {
+        "clip_len": 2,
+        "batch_size": 2,
+        "samples": _starts(1, repeat=4),
+        "rank": (3, 5),
+        "memory_limit": "24KB",
+    },
     "tokens": {"clip_len": 4, "samples": _starts(2), "batch_size": Budget(90, "tokens")},
     "tokens, apart": {
         "windows": {"id": (0, 4, 8)},

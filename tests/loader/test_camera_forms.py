@@ -25,6 +25,7 @@ from seqrecord import (
     SeqRecordPipe,
 )
 from seqrecord.storage import Storage, open_storage
+from seqrecord.store.clips.rigs import image_poses, pose_matrices
 from tests.formats.cases import index_source
 from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.faults import CountingStorage
@@ -727,3 +728,24 @@ def test_units_of_poses(tmp_path: Path, unit: str | None) -> None:
     batch = first_batch(tmp_path, Camera(axes="opencv"))
     assert check(batch) == 4
     assert batch["is_metric"].tolist() == [unit in ("mm", "m, m, m, 1, 1, 1, 1")] * 2
+
+
+def test_poses_with_a_number_that_is_not_finite() -> None:
+    """Of seven numbers and of matrices; a quaternion of 0 is missing, too."""
+    values = np.array([[1.0, 2, 3, 0, 0, 0, 1]] * 4)
+    values[1, 0], values[2, 5], values[3, 3:] = np.nan, np.inf, 0
+    matrices = np.array([np.eye(4)] * 3)
+    matrices[1, 0, 3], matrices[2, 3, 3] = np.nan, np.nan
+    for poses, missing in (pose_matrices(values), pose_matrices(matrices)):
+        assert missing.tolist() == [False, *[True] * (len(missing) - 1)]
+        assert (poses[missing] == 0).all()
+        assert np.isfinite(poses[0]).all()
+
+
+def test_poses_of_an_optical_frame() -> None:
+    """Of a bag with one camera; other frames' poses are not its own."""
+    names = ["pose.base", "pose.camera_optical_frame", "pose.gripper"]
+    poses = image_poses("camera", {}, names, ["camera"])
+    assert poses is not None
+    assert poses.feature == "pose.camera_optical_frame"
+    assert image_poses("camera", {}, names, ["camera", "wrist"], may_lack=True) is None

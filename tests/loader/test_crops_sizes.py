@@ -424,6 +424,7 @@ def test_wrong_cameras_are_refused(cameras: Path) -> None:
         ({3: Resize(2)}, "of camera .* is not valid"),
         ({"wrist": [Resize(2), lambda c, _: c]}, "of camera .* is not valid"),
         ({"wrist": small}, "has the argument features"),
+        ({"wrist": [RandomCrop(4), small]}, "has the argument features"),
         ([{"wrist": Resize(2)}, Resize(2)], "mixes a dict"),
         ({"none": Resize(2)}, "not read"),
         ([small, RandomCrop(4, features=["wrist"])], "crops or resizes after Resize"),

@@ -30,6 +30,7 @@ from seqrecord import (
     SeqRecordPipe,
     open_source,
 )
+from seqrecord.loader.clips.frame_lists import FrameLists
 from seqrecord.loader.sampling.used_frames import UsedPlaces
 from seqrecord.samples import SampleRandom, Samples, dilate, reverse
 from tests.formats.cases import index_source
@@ -366,3 +367,15 @@ def test_originals_in_place(tmp_path: Path) -> None:
             pipe = SeqRecordPipe(place, **options, batch_size=2, rank=(0, 1), memory_limit=limit)
             count = sum(len(batch["start"]) for batch in pipe)
             assert pipe.stats()["frames_decoded"] == 2 * count == 20
+
+
+def test_lists_from_a_row_on() -> None:
+    """Rows keep their own lengths: shorter lists end with their last frame, also with frame 0."""
+    frames = np.array([[3, 1, -1], [5, 4, 0], [7, -1, -1], [8, 2, 2], [9, 0, -1]])
+    lists, order = FrameLists.of(np.array([0, 0, 3, 3, 3]), frames)
+    rows, filled = np.arange(5), frames.copy()
+    filled[0, 2], filled[2, 1:], filled[4, 2] = 1, 7, 0
+    for first in range(5):
+        part = lists.from_row(first)
+        np.testing.assert_array_equal(part.frames_of(rows[: 5 - first]), frames[order][first:])
+        np.testing.assert_array_equal(part.filled_of(rows[: 5 - first]), filled[order][first:])

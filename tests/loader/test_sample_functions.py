@@ -108,6 +108,19 @@ def test_functions_choose_samples_and_columns_of_each_epoch(numbered: Dataset) -
     assert all(of_row[key, start] == number for key, start, number in rows_of(again, "drawn"))
 
 
+def test_the_head_of_samples(numbered: Dataset) -> None:
+    heads = list[dict[str, list[Any]]]()
+
+    def note(samples: Samples, _epoch: int, _rng: SampleRandom) -> Samples:
+        heads[:] = [samples.head(), samples.head(2)]
+        return samples
+
+    list(make(numbered, note))
+    keys, starts = zip(*EVERY[:5], strict=True)
+    assert heads[0] == {"episode": [*keys], "start": [*starts]}
+    assert heads[1] == {"episode": [*keys[:2]], "start": [*starts[:2]]}
+
+
 def weighed(samples: Samples, epoch: int, _: SampleRandom) -> Samples:
     return samples.with_columns(repeat=1 + (samples["start"] + epoch) % 3 / 4)
 

@@ -994,6 +994,7 @@ BAD: list[tuple[Any, str]] = [
     ({"episode": ["set/0"] * 2, "start": [0, 0], "score": [1, None]}, "no score in row 1.*NaN"),
     ({"episode": ["set/0"] * 2, "start": [0, 0], "pair": [[1, 2], [1]]}, "column pair, in row 1"),
     ({**ONE, "dilation": [0]}, "invalid dilation, in row 0.*got: 0"),
+    ({**ONE, "dilation": [1 << 31]}, "expected: 1 to 2147483647; got: 2147483648"),
     ({"episode": ["set/0"] * 2, "start": [0, 9], "dilation": [1, 5]}, "in row 1.*0 to 7.*got: 9"),
     ({**ONE, "reverse": [1]}, "no flags in column reverse"),
     ({**ONE, "image": [1]}, "a feature has the name of a batch's extra column"),

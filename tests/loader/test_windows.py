@@ -360,9 +360,11 @@ def test_seconds_of_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(ClipError, match="different numbers of frames") as caught:
         SeqRecordMapDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["0", "1"])
     assert (caught.value.episode, caught.value.feature) == ("1", "a")
+    times = [0.1, 1 / 30, 2 / 30]
     with pytest.raises(ClipError, match="no frame within the tolerance") as caught:
-        SeqRecordMapDataset(path, windows={"a": Seconds([0.1, 1 / 30])}, episodes=["0", "1"])
+        SeqRecordMapDataset(path, windows={"a": Seconds(times)}, episodes=["0", "1"])
     assert caught.value.episode == "0"
+    assert str(caught.value.got).startswith("0.0333333 s"), "the first of two"
     assert len(SeqRecordMapDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["1"])) == 5
 
 
