@@ -161,6 +161,35 @@ complete = written_once(write_dataset, LENGTHS, codecs="raw")
 """A dataset of small frames that lack nothing, so they stay in memory by default."""
 
 
+@pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_frames_that_stay_and_other_ranks(
+    complete: Path, epoch: int, ranks: tuple[int, int]
+) -> None:
+    """The order of the first epoch differs from that of later ones, also in a state."""
+    before, after = ranks
+
+    def loaders(count: int) -> list[SeqRecordIterableDataset]:
+        settings: Any = {"clip_len": 2, "batch_size": 3, "last_batch": "keep"}
+        return [
+            SeqRecordIterableDataset(complete, rank=(rank, count), **settings)
+            for rank in range(count)
+        ]
+
+    clips, states = Counter[Clip](), list[State]()
+    for stream in loaders(before):
+        for _ in range(epoch):
+            list(stream)
+        for batch in islice(stream, 2):
+            clips.update(names(batch))
+        states.append(stream.state_dict())
+    for stream in loaders(after):
+        for batch in resumed(stream, json.loads(json.dumps(states[0]))):
+            clips.update(names(batch))
+    expected = [(key, start) for key, length in LENGTHS.items() for start in range(length - 1)]
+    assert clips == Counter(expected)
+
+
 @pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 3), (3, 32)], ids=str)
 @pytest.mark.parametrize(
     "changes",
