@@ -46,6 +46,7 @@ from tests.kit.clip_data import (
     possible_clips,
     write_numbered,
 )
+from tests.kit.datasets import columns, write_dataset
 from tests.kit.services.web_server import WebFolder
 from tests.loader.resume_contract import check_resume
 
@@ -207,6 +208,24 @@ def test_listed_clips_are_read_ahead_from_a_server(path: Path) -> None:
         for more in ({}, {"frame_transform": dict}):
             pipe = make(server.endpoint, memory_limit="1MiB", **more)
             assert Counter(clips_of(pipe)) == Counter(PAIRS)
+
+
+def test_only_used_frames_are_read_from_a_server(tmp_path: Path) -> None:
+    """Of large raw frames, those of clips; a `frame_transform` needs whole chunks, once each."""
+    rows = np.random.default_rng(1).integers(0, 256, (96, 200, 300, 3), np.uint8)
+    episode = columns(image=rows, id=np.arange(96))
+    write_dataset(tmp_path / "records", {"e": episode}, codecs="raw", chunk_frames=16)
+    whole, read = rows.nbytes, []
+    with WebFolder(tmp_path / "records") as server:
+        for more in ({}, {"frame_transform": dict}):
+            pipe = SeqRecordPipe(
+                server.endpoint, clip_len=1, stride=8, batch_size=2, memory_limit="40MB", **more
+            )
+            numbers = [number for batch in pipe for number in batch["id"].flatten().tolist()]
+            assert sorted(numbers) == [*range(0, 96, 8)]
+            read.append(pipe.stats()["bytes_read"])
+    assert read[0] < 1.05 * whole / 8
+    assert whole <= read[1] < 1.05 * whole
 
 
 def test_reads_only_chunks_with_listed_clips(numbered: Dataset) -> None:

@@ -58,6 +58,16 @@ def test_names_shapes_and_padding(path: Path) -> None:
     assert clip["imu_mask"].tolist() == [[True, False], [True, True]]
 
 
+def test_padding_of_arrays_that_are_all_empty(tmp_path: Path) -> None:
+    """They have one place, as a batch of no width has no memory."""
+    frames = [{"imu": np.zeros((0, 6), np.float32)} for _ in range(3)]
+    schema = Schema([FeatureSpec("imu", F4, (None, 6))])
+    write_dataset(tmp_path / "records", {"e": frames}, schema=schema)
+    [clip] = SeqRecordPipe(tmp_path / "records", clip_len=3, ragged="pad")
+    assert clip["imu"].shape == (3, 1, 6)
+    assert not clip["imu_mask"].any()
+
+
 def test_a_clip_is_not_changed_by_another_of_the_same_call(path: Path) -> None:
     case = Case({"clip_len": 3, "features": FEATURES, "metadata": ["arm"]})
     for clip in SeqRecordMapDataset(path, **case.options).__getitems__([0, 1, 0]):
