@@ -59,7 +59,6 @@ def _starts(stride: int, repeat: int | None = None) -> dict[str, Any]:
     return table if repeat is None else table | {"repeat": [repeat] * len(rows)}
 
 
-_ID: dict[str, Any] = {"features": ["id"], "output": "numpy"}
 CASES: Mapping[str, dict[str, Any]] = {
     "clips": {"clip_len": 4, "batch_size": 8},
     "files in order": {"clip_len": 4, "batch_size": 8, "shuffle": False, "last_batch": "keep"},
@@ -120,13 +119,13 @@ CASES: Mapping[str, dict[str, Any]] = {
     },
     "sequences": {"clip_len": 4, "batch_size": 3, "order": "sequences", "last_batch": "keep"},
 }
-"""Arguments of loaders by name; the feature `id` and NumPy batches are common."""
+"""Arguments of loaders by name. All have the feature `id`, seed 3 by default, and NumPy batches."""
 
 
 def _loaders(path: Path) -> Iterator[tuple[str, Any]]:
     for name, options in CASES.items():
-        windows = {} if "windows" in options else _ID
-        yield name, SeqRecordPipe(path, **{"seed": 3, "output": "numpy", **windows, **options})
+        features = {} if "windows" in options else {"features": ["id"]}
+        yield name, SeqRecordPipe(path, **{"seed": 3, "output": "numpy", **features, **options})
     crops: Any = {"features": ["image"], "clip_transform": RandomCrop((4, 4)), "clip_len": 2}
     repeats: Any = {"samples": _starts(7, repeat=2), "batch_size": 8, "output": "numpy"}
     yield "crops of repeated clips", SeqRecordPipe(path, **crops, **repeats)
