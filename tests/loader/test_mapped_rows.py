@@ -265,6 +265,7 @@ def test_encoded_features_beside_mapped_ones(tmp_path: Path, map_style: bool) ->
     windows: Any = {"image": [0], "depth": [0], "flow": seqrecord.Latest([0])}
     limit = 1_200_000  # epochs decode again
     loaders: list[Any]
+    whole: dict[str, Any]
     if map_style:
         # Without the flow: features with another window count frames of their own.
         whole = {"clip_len": 1, "features": ["image", "depth"], "memory_limit": 0}

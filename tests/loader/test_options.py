@@ -65,7 +65,7 @@ def test_signatures_and_help_have_every_argument(callee: Any, options: type[Clip
     assert "memory_limit: 'int | str | None' = None" in shown or callee is SeqRecordMapDataset
     assert "frames of a clip, N, at most 2^20." in shown
     function = callee if inspect.isfunction(callee) else callee.__init__
-    assert function.__doc__.partition("Args:")[0].strip(), "the text before the arguments"
+    assert (function.__doc__ or "").partition("Args:")[0].strip(), "the text before the arguments"
 
 
 RELATION = re.compile(r"\bClipError\b|\b([Ee]xclude|[Rr]equire|[Nn]eed)s?\b")

@@ -217,10 +217,9 @@ def test_only_used_frames_are_read_from_a_server(tmp_path: Path) -> None:
     write_dataset(tmp_path / "records", {"e": episode}, codecs="raw", chunk_frames=16)
     whole, read = rows.nbytes, []
     with WebFolder(tmp_path / "records") as server:
+        settings: Any = {"clip_len": 1, "stride": 8, "batch_size": 2, "memory_limit": "40MB"}
         for more in ({}, {"frame_transform": dict}):
-            pipe = SeqRecordPipe(
-                server.endpoint, clip_len=1, stride=8, batch_size=2, memory_limit="40MB", **more
-            )
+            pipe = SeqRecordPipe(server.endpoint, **settings | more)
             numbers = [number for batch in pipe for number in batch["id"].flatten().tolist()]
             assert sorted(numbers) == [*range(0, 96, 8)]
             read.append(pipe.stats()["bytes_read"])

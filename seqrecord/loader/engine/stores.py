@@ -127,8 +127,7 @@ class FrameLookup:
         if (rows := self._rows.get(key)) is None:
             rows = table.find(self._clips.episode[:, None], self.of(feature))
             # A row -1 would be another frame, in silence. Costs 3 us of an item's 200.
-            if not table.is_complete and rows.size:
-                assert rows.min() >= 0, "a clip has a frame without a row"
+            assert table.is_complete or not rows.size or rows.min() >= 0, "a frame without a row"
             self._rows[key] = rows
         return rows
 
@@ -522,9 +521,9 @@ class FrameRows:
         selected = distinct(intervals.episode)
         self._first_place = first_rows(num_frames, selected)  # among all frames of these episodes
         self._row: npt.NDArray[np.int32] | None = None  # at each place, -1 for none; `None`: all
-        self.num_rows = intervals.num_frames
+        self.num_rows, self.is_complete = intervals.num_frames, True  # all frames have rows
         if self.num_rows < (num_places := int(num_frames[selected].sum())):
-            self._row = np.full(num_places, -1, np.int32)
+            self._row, self.is_complete = np.full(num_places, -1, np.int32), False
             self._row[self._places(*intervals.frames)] = np.arange(self.num_rows, dtype=np.int32)
 
     @classmethod
@@ -532,11 +531,6 @@ class FrameRows:
         """Rows of all frames in `selected` episodes; `num_frames` has all episodes."""
         intervals = Intervals(selected, np.zeros_like(selected), num_frames[selected])
         return cls(intervals, num_frames)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all frames of the episodes have rows."""
-        return self._row is None
 
     @cached_property
     def digest(self) -> str:
