@@ -261,5 +261,5 @@ def test_a_frame_without_a_row_is_never_another_frame(
         else:
             list(SeqRecordPipe(path, **CLIPS))
 
-    with pytest.raises(AssertionError, match="a frame without a row"):
+    with pytest.raises(AssertionError, match="a clip has a frame without a row"):
         read()

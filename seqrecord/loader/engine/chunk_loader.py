@@ -591,8 +591,8 @@ def _stored(clip_frames: ClipFrames, items: Sequence[AssignedLoad]) -> tuple[Int
         [item] = items
         chunk = np.full(len(item.frames), item.load.chunk)
         return chunk, _stored_frames(clip_frames, item.load, item.frames)
-    count = [len(item.frames) for item in items]
+    frames = [item.frames for item in items]
+    count = list(map(len, frames))
     chunk = np.repeat([item.load.chunk for item in items], count)
     episode = np.repeat([item.load.episode for item in items], count)
-    frames = np.concatenate([item.frames for item in items])
-    return chunk, clip_frames.stored_frames(episode, frames)[1]
+    return chunk, clip_frames.stored_frames(episode, np.concatenate(frames))[1]

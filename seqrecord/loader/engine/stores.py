@@ -126,8 +126,9 @@ class FrameLookup:
         key = id(table), id(self._clip_frames.windows[feature])
         if (rows := self._rows.get(key)) is None:
             rows = table.find(self._clips.episode[:, None], self.of(feature))
-            # A row -1 would be another frame, in silence. Costs 3 us of an item's 200.
-            assert table.is_complete or not rows.size or rows.min() >= 0, "a frame without a row"
+            # A row -1, as tables with gaps have, would be another frame, in silence.
+            if table.row_at is not None and rows.size:
+                assert rows.min() >= 0, "a clip has a frame without a row"
             self._rows[key] = rows
         return rows
 
@@ -419,16 +420,15 @@ class PlannedFrames(ResidentFrames, FramesOfPlan):
         return frames[is_wanted], rows[is_wanted]
 
 
-class FileFrames(FramesOfPlan, FramesOfCalls):
+class FileFrames(_ArenaFrames, FramesOfPlan, FramesOfCalls):
     """Policy with frames that are copied from mapped files. Loads check them.
 
     `frame_step` is the distance of frames in a plan's loads.
     """
 
     def __init__(self, clip_frames: ClipFrames, arena: MappedArena, frame_step: int = 1) -> None:
-        self._arena, self._clip_frames, self._touches = arena, clip_frames, arena.touches
-        self._frame_step = frame_step
-        self._feature_sets = clip_frames.by_window(arena.specs)
+        super().__init__(clip_frames, arena)
+        self._touches, self._frame_step = arena.touches, frame_step
 
     @property
     def nbytes(self) -> int:
@@ -446,14 +446,13 @@ class FileFrames(FramesOfPlan, FramesOfCalls):
         return Missing.NONE if is_checked else Missing.ROUNDS
 
     def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
-        nbytes = sum(spec.nbytes for spec in self._arena.specs.values())
         no_rows = np.empty(0, np.int64)  # loads of whole frames: a part would save no time
         assigned = []
         for load in waiting:
             frames = load.frames
             if self._touches or not self._are_checked(load, frames):
                 place = load.first_use, load, self._arena, frames, no_rows
-                assigned.append(AssignedLoad(*place, len(frames) * nbytes))
+                assigned.append(AssignedLoad(*place, len(frames) * self._frame_nbytes))
         return assigned, []
 
     def assign(self, call: CallLoad) -> RowLoad:
@@ -520,11 +519,11 @@ class FrameRows:
         self.fills_gaps = fills_gaps
         selected = distinct(intervals.episode)
         self._first_place = first_rows(num_frames, selected)  # among all frames of these episodes
-        self._row: npt.NDArray[np.int32] | None = None  # at each place, -1 for none; `None`: all
-        self.num_rows, self.is_complete = intervals.num_frames, True  # all frames have rows
+        self.row_at: npt.NDArray[np.int32] | None = None  # each place's, -1 for none; `None`: all
+        self.num_rows = intervals.num_frames
         if self.num_rows < (num_places := int(num_frames[selected].sum())):
-            self._row, self.is_complete = np.full(num_places, -1, np.int32), False
-            self._row[self._places(*intervals.frames)] = np.arange(self.num_rows, dtype=np.int32)
+            self.row_at = np.full(num_places, -1, np.int32)
+            self.row_at[self._places(*intervals.frames)] = np.arange(self.num_rows, dtype=np.int32)
 
     @classmethod
     def of_episodes(cls, num_frames: IntArray, selected: IntArray) -> FrameRows:
@@ -536,14 +535,14 @@ class FrameRows:
     def digest(self) -> str:
         """Digest of the frames with rows."""
         digest = hashlib.sha256(np.ascontiguousarray(self._first_place, "<i8").data)
-        if self._row is not None:
-            digest.update(np.ascontiguousarray(self._row, "<i4").data)
+        if self.row_at is not None:
+            digest.update(np.ascontiguousarray(self.row_at, "<i4").data)
         return digest.hexdigest()
 
     def find(self, episode: IntArray | int, frame: IntArray) -> IntArray:
         """Rows of frames, -1 for a frame without a row; int64 arrays that broadcast."""
         places = self._places(episode, frame)
-        return places if self._row is None else self._row[places].astype(np.int64)
+        return places if self.row_at is None else self.row_at[places].astype(np.int64)
 
     def _places(self, episode: IntArray | int, frame: IntArray) -> IntArray:
         places: IntArray = self._first_place[episode] + frame

@@ -323,8 +323,8 @@ class Runs:
 
     @cached_property
     def _last_keys(self) -> IntArray:
-        """Keys of each row's run and last start, ascending; int64[n]. Kept: searches of a plan's
-        rounds each took as long as making them for 10^6 rows.
+        """Keys of each row's run and last start, ascending; int64[n]. Cached: made for each search,
+        they took half the time of an epoch's rounds (2.3 million rows).
         """
         return frame_keys(self.run, self.last_start)
 
