@@ -59,7 +59,7 @@ def test_names_shapes_and_padding(path: Path) -> None:
 
 
 def test_padding_of_arrays_that_are_all_empty(tmp_path: Path) -> None:
-    """They have one place, as a batch of no width has no memory."""
+    """They are padded to one row, which the mask marks as padding."""
     frames = [{"imu": np.zeros((0, 6), np.float32)} for _ in range(3)]
     schema = Schema([FeatureSpec("imu", F4, (None, 6))])
     write_dataset(tmp_path / "records", {"e": frames}, schema=schema)
