@@ -708,3 +708,10 @@ def test_invalid_arguments_are_refused(path: Path) -> None:
     assert "dilation" in next(iter(SeqRecordPipe(path, **named)))
     with pytest.raises(ClipError, match="name of a batch's extra column"):
         SeqRecordPipe(path, **named, samples=dilate(1, 2))
+
+
+@pytest.mark.parametrize("batch_size", [4, MaxFrames(12)], ids=str)
+def test_a_range_of_one_length_draws_nothing(path: Path, batch_size: Any) -> None:
+    options: dict[str, Any] = {"batch_size": batch_size, "features": FEATURES, "seed": 2}
+    drawn, fixed = (SeqRecordPipe(path, clip_len=n, **options) for n in ((3, 3), 3))
+    assert digests(drawn, epochs=2) == digests(fixed, epochs=2)

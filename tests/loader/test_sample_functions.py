@@ -51,6 +51,7 @@ from seqrecord.samples import (
     where,
 )
 from tests.kit.clip_data import LENGTHS, all_names, minimum_memory, names, possible_clips
+from tests.kit.datasets import columns, write_dataset
 from tests.loader.clip_cases import Case
 from tests.loader.resume_contract import check_resume
 
@@ -106,6 +107,22 @@ def test_functions_choose_samples_and_columns_of_each_epoch(numbered: Dataset) -
     again.set_epoch(1)
     of_row = dict(zip([c for c in EVERY if (c[1] + 1) % 3 == 0], drawn[1], strict=True))
     assert all(of_row[key, start] == number for key, start, number in rows_of(again, "drawn"))
+
+
+def test_clips_of_one_frame_are_inside(tmp_path: Path) -> None:
+    """Also where each frame has another value; longer clips are not."""
+    labels = np.arange(9) // 3
+    episodes = {"set/0": columns(id=np.arange(9), label=labels)}
+    write_dataset(tmp_path / "records", episodes)
+    for name, expected in (("id", [[*range(9)], []]), ("label", [[*range(9)], [0, 1, 3, 4, 6, 7]])):
+        for clip_len, starts in enumerate(expected, 1):
+            options: dict[str, Any] = {"clip_len": clip_len, "samples": inside(name)}
+            if starts:
+                pipe = SeqRecordPipe(tmp_path / "records", **options)
+                assert sorted(clip["start"] for clip in pipe) == starts
+            else:
+                with pytest.raises(ClipError):
+                    SeqRecordPipe(tmp_path / "records", **options)
 
 
 def test_the_head_of_samples(numbered: Dataset) -> None:
