@@ -20,6 +20,7 @@ from benchmarks.tartanair.loaders.base import USUAL
 from benchmarks.timing import ROOT, Result, markdown, median, number, quotient, ranged, relation
 from benchmarks.training.decoded_once import HEADLINE, epochs_of, shown_epochs
 from benchmarks.training.epochs import ROWS
+from benchmarks.training.row import STEPS
 
 __all__ = ["BLOCKS", "Block", "main", "replaced"]
 
@@ -162,7 +163,7 @@ _TRAININGS = {
 
 
 def trainings_block() -> str:
-    """Steps of 8 and 25 ms with each loader, and what the rows show."""
+    """Steps of the network and of 8 ms with each loader, and what the rows show."""
     document = _read("training/RESULTS.md")
     rows: Mapping[str, list[Result]] = document["rows"]
 
@@ -174,14 +175,14 @@ def trainings_block() -> str:
     for training, loaders in _TRAININGS.items():
         for loader in loaders:
             cells = [
-                cell
-                for step in ("8 ms", "25 ms")
-                for cell in _training_cells(runs(training, loader, step))
+                cell for step in STEPS for cell in _training_cells(runs(training, loader, step))
             ]
             if any(cells):
                 lines.append([training, loader, *cells])
     three = ("waiting, %", "own work")
-    columns = ["training", "loader", "8 ms: steps/s", *three, "25 ms: steps/s", *three]
+    columns = ["training", "loader"]
+    for step in STEPS:
+        columns += [f"{step}: steps/s", *three]
     text = "\n".join(f"- {line}" for line in _training_sentences(runs))
     return f"{markdown(columns, lines)}\n\n{_age(document).capitalize()}.\n\n{text}\n"
 
@@ -213,7 +214,7 @@ def _training_sentences(runs: Callable[..., list[Result]]) -> Iterator[str]:
     resident = [
         median(each, "slower")
         for training in _TRAININGS
-        for step in ("8 ms", "25 ms")
+        for step in STEPS
         if (each := runs(training, "seqrecord, resident", step))
     ]
     slower = [value for value in resident if value is not None]

@@ -43,7 +43,10 @@ __all__ = ["best_settings", "figures", "main", "page", "parse"]
 
 DECODERS = ("torchcodec", "pyav")
 WORKERS = (0, 1, 2, 4)
-PLACES = ("warm", "cold", "azurite")
+_UINT8 = tuple(cell for cell in CELLS if cell.numbers == "uint8")
+PLACES = {"warm": CELLS, "cold": _UINT8, "azurite": _UINT8}
+"""Cells by location of the files. Elsewhere than in the page cache, floats differ by the conversion
+only."""
 _PACKAGES = ("lerobot", "torch", "torchcodec", "av")
 _CLIPS, _FRAMES = "clips_per_second", "frames_per_second"
 _FRONT = ("torchcodec/front", "pyav/front")
@@ -107,8 +110,8 @@ class Rows:
     def others(self, best: Mapping[str, tuple[str, int]]) -> dict[str, Run]:
         """All other rows, compared rows adjacent; `best`: LeRobot's fastest settings by cell."""
         made: dict[str, Run] = {}
-        for place in PLACES:
-            for cell in CELLS:
+        for place, cells in PLACES.items():
+            for cell in cells:
                 theirs: Run = NO_LEROBOT
                 if place == "azurite":
                     theirs = "reads local files only"
@@ -307,8 +310,8 @@ def _figures(document: Mapping[str, Any]) -> str:
 def _clips(results: Results) -> str:
     lines = []
     best = best_settings(results)
-    for place in PLACES:
-        for cell in CELLS:
+    for place, cells in PLACES.items():
+        for cell in cells:
             ours, theirs = _both(results, f"{cell}/{place}")
             hand = median(results.get(f"by hand/{cell}/{place}", []), _CLIPS)
             settings = best.get(str(cell)) if theirs else None

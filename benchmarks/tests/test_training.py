@@ -111,15 +111,14 @@ def test_limit_of_a_row() -> None:
         assert limit(figures, bottleneck) == expected
 
 
-def test_cold_rows_and_parallel_trainings(folder: Path, options: argparse.Namespace) -> None:
+def test_bytes_and_steps_of_a_row(folder: Path, options: argparse.Namespace) -> None:
     found = prepare("odometry", folder, options)
-    row = measure(job(found, "original", training="odometry", place="cold", seconds=60, calls=100))
-    assert row["steps"] == PAIRS // 8 - SKIPPED, "the only epoch"
+    row = measure(job(found, "original", training="odometry", calls=100))
+    assert row["first_steps"] == PAIRS // 8 - SKIPPED
+    assert row["steps"] >= LEAST
     sizes = [p.stat().st_size for p in found["originals"].rglob("*_left.png")]
     # Each sample reads the files of two frames. Reads of /proc by the meter are counted too.
     assert 2 * min(sizes) <= row["bytes_per_sample"] <= 4 * max(sizes) + 10_000
-    row = measure(job(found, "seqrecord", training="odometry", calls=10, together=2))
-    assert row["steps"] > 20
     assert 0 < row["step_cpu"] < 2 * row["beside"]
     assert row["queued"] >= 0
     assert row["p95"] > 0
@@ -238,15 +237,15 @@ def test_numbers_of_workers_are_tried(folder: Path, options: argparse.Namespace)
     assert (folder / "arrays-odometry" / "ends.npy").exists()
 
 
-def test_variants_of_a_row(folder: Path, options: argparse.Namespace) -> None:
-    main([*command(folder, "odometry/8 ms/no loader/warm"), "--together", "1", "2"])
+def test_a_run_is_continued(folder: Path, options: argparse.Namespace) -> None:
+    main(command(folder, "odometry/8 ms/no loader/warm"))
     first = json.loads((folder / "results.json").read_text())
-    assert list(first["rows"]) == [f"odometry/8 ms/no loader/warm{n}" for n in ("", " x2")]
-    main([*command(folder, "odometry/25 ms/no loader/warm"), "--resume"])
+    assert list(first["rows"]) == ["odometry/8 ms/no loader/warm"]
+    main([*command(folder, "odometry/network/no loader/warm"), "--resume"])
     both = json.loads((folder / "results.json").read_text())
     assert both["calls"] == first["calls"]
     assert first["rows"].items() <= both["rows"].items()
-    assert "odometry/25 ms/no loader/warm" in both["rows"]
+    assert "odometry/network/no loader/warm" in both["rows"]
 
 
 @pytest.mark.service
@@ -258,7 +257,7 @@ def test_rows_from_s3(
     document = json.loads((folder / "to" / "results.json").read_text())
     assert (folder / "records-s3-tree" / "manifest.json").exists()
     assert page(document) in capsys.readouterr().out
-    assert len(document["rows"]) == 3
+    assert len(document["rows"]) == 2
     for [run] in document["rows"].values():
         if "skipped" in run:
             assert run["skipped"] == "no package webdataset: make install-bench"

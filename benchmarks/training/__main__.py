@@ -3,10 +3,9 @@
     python -m benchmarks.training FOLDER [--rows 'odometry/8 ms/*/warm' …] [--to FOLDER]
 
 A row's name is TRAINING/STEP/LOADER/PLACE. A step trains the small network on one thread, or makes
-small torch calls that take 8 or 25 ms alone, like a training that computes on a device. Files are
-in the page cache (`warm`) or were dropped from it (`cold`, at most one epoch); `s3` is moto behind
-a line of 1 Gbit/s. `cold` and `s3` have steps of 8 ms only, which need data the fastest. Missing
-data is created in FOLDER.
+small torch calls that take 8 ms alone, like a training that computes on a device. Files are in the
+page cache (`warm`); `s3` is moto behind a line of 1 Gbit/s, with steps of 8 ms only, which need
+data the fastest. Missing data is created in FOLDER.
 
 `--lerobot` is a Python with lerobot, created by `make lerobot-env`; ACT needs it to write a
 dataset, unless `--root` is one.
@@ -41,7 +40,6 @@ from benchmarks.timing import (
     markdown,
     median,
     number,
-    quotient,
     ranged,
     run_job,
 )
@@ -90,10 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def names() -> Iterator[Names]:
     """Training, step, loader and place of all rows, compared rows adjacent."""
     for training, place, step, loader in product(TRAININGS, PLACES, STEPS, LOADERS):
-        data, is_later = LOADERS[loader].data, LOADERS[loader].epochs_before > 0
+        data, is_variant = LOADERS[loader].data, loader.startswith("seqrecord, ")
         is_of_it = not data or TRAININGS[training].data in data
-        is_of_place = place == "warm" or (step == FASTEST and LOADERS[loader].open and not is_later)
-        if is_of_it and is_of_place and not (is_later and step == "network"):
+        is_of_step = step == FASTEST or not is_variant
+        is_of_place = place == "warm" or (step == FASTEST and LOADERS[loader].open)
+        if is_of_it and is_of_step and is_of_place and not (is_variant and place != "warm"):
             yield training, step, loader, place
 
 
@@ -104,7 +103,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4, help="measured time per row, at least")
     text = "of loaders except seqrecord: the fastest of these numbers, tried first"
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], help=text)
-    parser.add_argument("--together", nargs="*", type=int, default=[1], help="trainings at a time")
     return parser.parse_args(arguments)
 
 
@@ -125,13 +123,10 @@ class Runner:
                 yield from ((f"{TRIAL}{training}/{name}/{n}", job) for n, job in made.items())
 
     def jobs(self, rows: Sequence[Names]) -> Iterator[tuple[str, Run]]:
-        """Rows with the best number of workers. `x3` in a name means three trainings."""
+        """Rows with the best number of workers."""
         for row in rows:
-            if not self._suite.is_wanted("/".join(row)):
-                continue
-            for together in self._suite.options.together:
-                more = f" x{together}" * (together > 1)
-                yield f"{'/'.join(row)}{more}", self._job(row, self._best(row), together)
+            if self._suite.is_wanted("/".join(row)):
+                yield "/".join(row), self._job(row, self._best(row))
 
     def _is_tried(self, row: Names) -> bool:
         training, step, name, place = row
@@ -152,7 +147,7 @@ class Runner:
 
         return max(self._workers(name), key=rate)
 
-    def _job(self, row: Names, workers: int, together: int = 1) -> Run:
+    def _job(self, row: Names, workers: int) -> Run:
         (training, step, name, place), options = row, self._suite.options
         if why := _reason(training, name, place, options):
             return why
@@ -175,7 +170,6 @@ class Runner:
             seconds=options.seconds,
             calls=self._calls[step],
             workers=workers,
-            together=together,
         )
         if place == "s3":
             self._far = self._far or _s3(self._stack)
@@ -253,7 +247,7 @@ def page(document: Mapping[str, Any]) -> str:
         rows = {row: runs for row, runs in results.items() if row.startswith(f"{name}/")}
         if not rows:
             continue
-        shown |= {row.split("/")[2].partition(" +")[0] for row in rows}
+        shown |= {row.split("/")[2] for row in rows}
         note = f"{training.note[0].upper()}{training.note[1:]}; {training.batch} samples a step."
         reasons = [
             f"\n- `{row}`: {why}"
@@ -282,28 +276,17 @@ def page(document: Mapping[str, Any]) -> str:
 
 def _lines(rows: Results) -> Iterator[list[str]]:
     """Lines of the measured rows, grouped by step and place."""
-    figures = {row: [run for run in runs if "steps" in run] for row, runs in rows.items()}
-    for row, runs in figures.items():
-        if not runs:
+    for row, tried in rows.items():
+        if not (runs := [run for run in tried if "steps" in run]):
             continue
         _, step, loader, place = row.split("/")
-        reached = number(median(runs, "share"), ".2f") or _reached(figures, row)
+        reached = number(median(runs, "share"), ".2f")
         frames = next((run["frames"] for run in runs if "frames" in run), "")
         values = [frames, reached, ranged(runs, "steps_per_second", ".2f")]
-        if place == "cold":  # its only epoch is the first one
-            values = [frames, reached, "", ranged(runs, "steps_per_second", ".2f")]
-        else:
-            values.append(ranged(runs, "first_steps_per_second", ".2f"))
+        values += [ranged(runs, "first_steps_per_second", ".2f")]
         values += [number(median(runs, key), form, unit) for _, key, unit, form in _COLUMNS]
         limits = [run["limit"] for run in runs if "limit" in run]
         yield [step, place, loader, *values, mode(limits) if limits else ""]
-
-
-def _reached(figures: Results, row: str) -> str:
-    """Steps/s relative to `no loader`, where the row itself has no ceiling."""
-    training, step, _, _ = row.split("/")
-    most = median(figures.get(f"{training}/{step}/no loader/warm", []), "steps_per_second")
-    return number(quotient(median(figures[row], "steps_per_second"), most), ".2f")
 
 
 if __name__ == "__main__":

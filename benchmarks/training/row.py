@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -20,16 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.timing import LEAST, SKIPPED, answer, drop_page_cache, source_of, usage, warm
+from benchmarks.timing import LEAST, SKIPPED, answer, source_of, usage, warm
 from benchmarks.training.loaders import LOADERS, Batches, Loader, Source
 from benchmarks.training.networks import floats
 from benchmarks.training.trainings import TRAININGS
 
 __all__ = ["FASTEST", "LITTLE", "MOST", "PLACES", "STEPS", "Job", "calls_of", "limit", "measure"]
 
-STEPS = ("network", "8 ms", "25 ms")
+STEPS = ("network", "8 ms")
 FASTEST = "8 ms"
-PLACES = ("warm", "cold", "s3")
+PLACES = ("warm", "s3")
 ALONE = 0.25  # of the seconds
 LITTLE = 0.1  # lost rate as a share of the rate alone; below it, the training is the limit
 MOST = 0.85  # share of the cores or of the line; above it, they are the limit
@@ -43,8 +39,7 @@ class Job:
     """A row, and the location of its data.
 
     `calls` are the small calls of a step, equal in all rows; 0: a step of the network. `line` is a
-    file with the number of bytes sent by S3 so far, `line_rate` its limit per second. `together`
-    such trainings run on the machine, and one is measured; 0 for the others, which never end.
+    file with the number of bytes sent by S3 so far, `line_rate` its limit per second.
     """
 
     training: str
@@ -61,7 +56,6 @@ class Job:
     url: str = ""
     line: str = ""
     line_rate: float = 0.0
-    together: int = 1
 
 
 def calls_of(step: str) -> int:
@@ -78,10 +72,9 @@ def calls_of(step: str) -> int:
 def measure(job: Job) -> dict[str, Any]:
     """Figures of the steps of later epochs and, as `first_epoch`, of the first one.
 
-    The first epoch counts after `SKIPPED` steps; of cold files it is the only one. Later epochs
-    repeat until the time is over and `LEAST` steps are done. A step is timed alone before the
-    loader opens and after it has gone: the faster one is the ceiling. Raises `ValueError` if there
-    is no step to count.
+    The first epoch counts after `SKIPPED` steps. Later epochs repeat until the time is over and
+    `LEAST` steps are done. A step is timed alone before the loader opens and after it has gone: the
+    faster one is the ceiling. Raises `ValueError` if there is no step to count.
     """
     torch.set_num_threads(1)
     training, loader = TRAININGS[job.training], LOADERS[job.loader]
@@ -89,11 +82,9 @@ def measure(job: Job) -> dict[str, Any]:
     if job.loader == "lerobot":
         example = {n: floats(v) if v.dtype == torch.uint8 else v for n, v in example.items()}
     step = _step(job, example)
-    alone = _alone(step, example, ALONE * job.seconds if job.together else 0.0)
+    alone = _alone(step, example, ALONE * job.seconds)
     folder = Path(job.folder)
-    if job.place == "cold":
-        drop_page_cache(folder)
-    elif job.place == "warm":
+    if job.place == "warm":
         warm(folder)
     began = time.perf_counter()
     opened: Any = [example] * (LEAST + SKIPPED)
@@ -111,19 +102,15 @@ def measure(job: Job) -> dict[str, Any]:
     for batch in islice(batches, SKIPPED - 1):
         step(batch)
         del batch
-    with _others(job):
-        first = _steps(batches, step, job) | _source(opened, loader)
-        figures = first
-        if job.place != "cold":
-            later = chain.from_iterable(map(iter, repeat(opened)))
-            figures = _steps(later, step, job, job.seconds) | _source(opened, loader)
-            del later
+    first = _steps(batches, step, job) | _source(opened, loader)
+    later = chain.from_iterable(map(iter, repeat(opened)))
+    figures = _steps(later, step, job, job.seconds) | _source(opened, loader)
     if not figures["steps"]:
         raise ValueError(f"an epoch has no more than the {SKIPPED} steps that are not counted")
     stage = opened.stats()["bottleneck"] if hasattr(opened, "stats") else ""
-    del batches, opened
+    del batches, later, opened
     gc.collect()
-    alone_after = _alone(step, example, ALONE * job.seconds if job.together else 0.0)
+    alone_after = _alone(step, example, ALONE * job.seconds)
     fastest = min(alone, alone_after)
     figures |= {
         "alone": fastest,
@@ -146,35 +133,6 @@ def _source(opened: Any, loader: Loader) -> dict[str, Any]:
     return {"frames": source_of(opened.stats(), is_raw=False)}
 
 
-@contextmanager
-def _others(job: Job) -> Iterator[None]:
-    """Run the same training in other processes too."""
-    if not job.together:
-        os.write(1, b"\n")
-        yield
-        return
-    command = [sys.executable, "-m", "benchmarks.training.row"]
-    others = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(job.together - 1)
-    ]
-    try:
-        for other in others:
-            assert other.stdin is not None
-            with other.stdin as given:
-                json.dump(asdict(replace(job, together=0)), given)
-        for other in others:
-            assert other.stdout is not None
-            if other.stdout.readline() != "\n":
-                raise ValueError("another training has ended before its steps")
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            with other:
-                pass  # closes its pipes
-
-
 def _whole_epoch(batches: Batches) -> float:
     """Run an epoch; returns its end time."""
     for batch in batches:
@@ -192,8 +150,7 @@ def _steps(
     own, samples, queued, is_whole = 0.0, 0, _queued(), False
     steps: list[float] = []
     before, sent, begin = usage(os.getpid()), int(line[0]), clock()
-    process = time.process_time()
-    deadline = begin + (seconds if job.together else math.inf)
+    deadline = begin + seconds
     while clock() < deadline or len(steps) < LEAST:
         batch = next(batches, None)
         came, cpu = clock(), time.thread_time()
@@ -209,8 +166,6 @@ def _steps(
     if not steps:
         return {"steps": 0}
     taken = usage(os.getpid()).since(before)
-    if job.together > 1:  # others are children of this process
-        taken["cpu_seconds"] = time.process_time() - process
     read = int(line[0]) - sent if job.line else taken["bytes_requested"]
     return {
         "steps": len(steps),

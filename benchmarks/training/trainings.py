@@ -41,7 +41,7 @@ SHARDS = 8  # tars of cut samples
 ACTIONS = 50  # of a sample of ACT
 _TREES = {
     "tree": (480, 640, 1),
-    "small": (96, 128, 6),
+    "small": (96, 128, 3),
 }  # height, width, factor of frames
 _FEATURES = ("image_left", "depth_left", "pose_left")
 _RECORD_BYTES = 64 << 20
