@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 
 import seqrecord
+from benchmarks.reused import ByHand
 from benchmarks.timing import commit, drop_page_cache, machine, markdown
 
 __all__ = ["Job", "Reading", "compare", "measure", "page", "write", "write_five"]
@@ -44,7 +45,7 @@ REPEATS = 5
 TOGETHER = 4
 BATCH = 8
 BATCH_OF_FIVE = 4  # clips, 332 MB
-REUSED = 4  # batches by hand, as many as the loader has
+THREADS = 2  # by hand, as many as the loader has
 COLUMNS = {
     "CPU s per 1,000 samples, epoch 1": ("first_epoch", ".3f"),
     "later": ("later_epoch", ".3f"),
@@ -62,8 +63,9 @@ _TIMEOUT = 600  # seconds: a process may end without an answer
 class Job:
     """Frames of a process: of the dataset, with the folder of a cache, or of arrays by hand.
 
-    `loader` is "encoded", "raw", "raw, not mapped", "memmap" or "memory". By hand, `reused` batches
-    take turns. Files that are `cold` are not in the page cache.
+    `loader` is "encoded", "raw", "raw, not mapped", "memmap" or "memory". By hand, `threads` copy
+    ahead into four batches; without threads, the consumer copies into one. Files that are `cold`
+    are not in the page cache.
     """
 
     folder: str
@@ -73,7 +75,7 @@ class Job:
     cold: bool = False
     batch: int = BATCH
     features: tuple[str, ...] = CAMERAS
-    reused: int = 1
+    threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def open_loader(job: Job) -> Iterable[dict[str, Any]]:
     """A loader of the job's frames; each iteration is an epoch."""
     folder = Path(job.folder)
     if job.loader in ("memmap", "memory"):
-        return ByHand(open_arrays(job), job)
+        return _threads(job) if job.threads else Takes(open_arrays(job), job)
     options: dict[str, Any] = {"clip_len": job.clip_len, "batch_size": job.batch}
     if job.loader == "encoded":
         cache = seqrecord.FrameCache(job.cache, "100GiB") if job.cache else None
@@ -175,16 +177,13 @@ def compare(job: Job) -> int:
     return count
 
 
-class ByHand:
-    """Batches of arrays by hand, in reused memory."""
+class Takes:
+    """Batches of arrays by hand: each feature by one `take` into a reused batch."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], job: Job) -> None:
         self._arrays, self._epoch, self._job = arrays, 0, job
         sizes = {name: (job.batch, job.clip_len, *a.shape[2:]) for name, a in arrays.items()}
-        self._batches = [
-            {name: np.empty(sizes[name], a.dtype) for name, a in arrays.items()}
-            for _ in range(job.reused)
-        ]
+        self._batch = {name: np.empty(sizes[name], a.dtype) for name, a in arrays.items()}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         num_episodes, num_frames = next(iter(self._arrays.values())).shape[:2]
@@ -194,12 +193,22 @@ class ByHand:
         frames = frames + np.arange(self._job.clip_len)
         arrays = {name: array.reshape(-1, *array.shape[2:]) for name, array in self._arrays.items()}
         self._epoch += 1
-        for number, begin in enumerate(range(0, len(order), self._job.batch)):
+        for begin in range(0, len(order), self._job.batch):
             rows = frames[begin : begin + self._job.batch]
-            batch = self._batches[number % len(self._batches)]
+            batch = {name: clips[: len(rows)] for name, clips in self._batch.items()}
             for name, array in arrays.items():
-                array.take(rows, 0, batch[name][: len(rows)], "clip")
-            yield {name: torch.from_numpy(clips[: len(rows)]) for name, clips in batch.items()}
+                array.take(rows, 0, batch[name], "clip")
+            yield {name: torch.from_numpy(clips) for name, clips in batch.items()}
+
+
+def _threads(job: Job) -> ByHand:
+    arrays = open_arrays(job)
+    num_episodes, num_frames = next(iter(arrays.values())).shape[:2]
+    starts = np.arange(num_frames - job.clip_len + 1)
+    clips = (np.arange(num_episodes)[:, None] * num_frames + starts).reshape(-1, 1)
+    rows = dict.fromkeys(arrays, clips + np.arange(job.clip_len))
+    frames = {name: array.reshape(-1, *array.shape[2:]) for name, array in arrays.items()}
+    return ByHand(frames, rows, job.batch, threads=job.threads)
 
 
 def _memory() -> tuple[float, float]:
@@ -274,23 +283,26 @@ def measure(job: Job, processes: int = 1, epochs: int = EPOCHS) -> list[Reading]
 def jobs_of(folder: Path) -> dict[str, Job]:
     """The rows of the table."""
     place, cache, five = str(folder), str(folder / "cache"), str(folder / "five")
-    by_hand = "NumPy memmaps, reused batches"
+    by_hand, ahead = "NumPy memmaps, reused batch", f"NumPy memmaps, {THREADS} threads"
     raw = {"raw frames": "raw", "raw frames, not mapped": "raw, not mapped", by_hand: "memmap"}
     jobs = {
         "JPEG, no cache": Job(place, "encoded"),
         "JPEG, warm frame cache": Job(place, "encoded", cache),
         **{name: Job(place, loader) for name, loader in raw.items()},
-        "NumPy arrays in memory": Job(place, "memory", reused=REUSED),
+        ahead: Job(place, "memmap", threads=THREADS),
+        "NumPy arrays in memory": Job(place, "memory"),
         "JPEG, no cache, batches of 64": Job(place, "encoded", batch=64),
-        "NumPy arrays in memory, batches of 64": Job(place, "memory", batch=64, reused=REUSED),
+        "NumPy arrays in memory, batches of 64": Job(place, "memory", batch=64),
     }
     for name, loader in raw.items():
         jobs[f"{name}, clips of {CLIP}"] = Job(place, loader, clip_len=CLIP)
         jobs[f"{name}, cold"] = Job(place, loader, cold=True)
+    clips = f"{ahead}, clips of {CLIP}"
+    jobs[clips] = Job(place, "memmap", clip_len=CLIP, threads=THREADS)
     of_five: Any = {"clip_len": CLIP, "batch": BATCH_OF_FIVE, "features": tuple(FIVE)}
     jobs[f"raw frames, clips of {CLIP}, five features"] = Job(five, "raw", **of_five)
-    name = f"NumPy memmaps, {REUSED} reused batches, clips of {CLIP}, five features"
-    jobs[name] = Job(five, "memmap", reused=REUSED, **of_five)
+    jobs[f"{by_hand}, clips of {CLIP}, five features"] = Job(five, "memmap", **of_five)
+    jobs[f"{clips}, five features"] = Job(five, "memmap", threads=THREADS, **of_five)
     return jobs
 
 
