@@ -24,6 +24,7 @@ __all__ = ["PAGES", "Page", "changes"]
 
 _LOADING = ("seqrecord/store", "seqrecord/loader")
 _TIMING = ("benchmarks/timing.py", "benchmarks/reused.py")
+_TRAINING = ("__main__", "loaders", "networks", "row", "trainings")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,10 @@ PAGES = [
         "training/RESULTS.md",
         "training/results.json",
         "benchmarks.training.__main__",
-        (*_LOADING, "seqrecord/video", "seqrecord/cloud", *_TIMING, "benchmarks/training"),
+        (
+            *(*_LOADING, "seqrecord/video", "seqrecord/cloud", *_TIMING),
+            *(f"benchmarks/training/{name}.py" for name in _TRAINING),
+        ),
     ),
     Page(
         "training/DECODED_ONCE.md",
