@@ -100,6 +100,12 @@ PAGES = [
         (*_LOADING, "seqrecord/video", *_TIMING, "benchmarks/training/epochs.py"),
     ),
     Page(
+        "training/SHARED_FRAMES.md",
+        "training/shared_frames.json",
+        "benchmarks.training.shared_frames",
+        (*_LOADING, *_TIMING, "benchmarks/training/shared_frames.py"),
+    ),
+    Page(
         "lerobot/RESULTS.md",
         "lerobot/results.json",
         "benchmarks.lerobot.__main__",

@@ -17,10 +17,12 @@ from benchmarks.pages import PAGES
 from benchmarks.tartanair.compare.grid import differing
 from benchmarks.tartanair.compare.results import BY_HAND, best_rows, measured
 from benchmarks.tartanair.loaders.base import USUAL
+from benchmarks.tartanair.order_report import REFERENCE, effects, errors, runs_of
 from benchmarks.timing import ROOT, Result, markdown, median, number, quotient, ranged, relation
 from benchmarks.training.decoded_once import HEADLINE, epochs_of, shown_epochs
 from benchmarks.training.epochs import ROWS
 from benchmarks.training.row import STEPS
+from benchmarks.training.shared_frames import CLIP, MAPS, RAW, READ, THREADED, of_clips
 
 __all__ = ["BLOCKS", "Block", "main", "replaced"]
 
@@ -238,6 +240,53 @@ def _training_sentences(runs: Callable[..., list[Result]]) -> Iterator[str]:
         )
 
 
+def shared_frames_block() -> str:
+    """Raw frames beside frames that are read, and beside memory maps by hand."""
+    document = _read("training/SHARED_FRAMES.md")
+    rows: Mapping[str, list[Result]] = document["rows"]
+
+    def times(one: str, other: str, figure: str, form: str) -> str:
+        return number(quotient(median(rows[one], figure), median(rows[other], figure)), form)
+
+    cpu = [times(RAW, other, "later_epoch", ".2f") for other in (READ, MAPS)]
+    own = [number(median(rows[name], "own"), ".0f") for name in (RAW, READ)]
+    rates = [
+        " and ".join(
+            times(of_clips(RAW, features), of_clips(other, features), "later_rate", ".2f")
+            for other in (MAPS, THREADED)
+        )
+        for features in ("", "five features")
+    ]
+    return (
+        f"- **Figures**, {_age(document)}: later epochs of raw frames take {cpu[0]} times the CPU "
+        f"of epochs that read them, and {cpu[1]} times that of memory maps by hand; a process has "
+        f"{own[0]} MiB of its own instead of {own[1]}. Clips of {CLIP} frames come at {rates[0]} "
+        "times the rate of memory maps by hand with one thread and with two, those of five "
+        f"features of 480x640 at {rates[1]} times. `benchmarks/training/SHARED_FRAMES.md` has all "
+        "rows.\n"
+    )
+
+
+def order_block() -> str:
+    """Validation errors of a small network by the order of its clips."""
+    document = _read("tartanair/order_training.md")
+    runs = runs_of(document)
+    by_order, above = errors(runs), effects(runs)
+    names = {"buffer": f"a buffer of {document['settings']['buffer']} clips"}
+    names |= {"sequential": "sequential reading", "seqrecord": "the default order"}
+    words = []
+    for order, effect in sorted(above.items(), key=lambda item: item[1].mean):
+        word = "worse" if effect.mean > 0 else "better"
+        word = word if effect.is_clear else "the same within chance"
+        words.append(f"{names[order]} {by_order[order].mean:.3f} ({word})")
+    seeds = len({run["seed"] for run in runs})
+    return (
+        f"A small network was trained in each order with {seeds} seeds. Its validation error is "
+        f"{by_order[REFERENCE].mean:.3f} with a full shuffle; {', '.join(words)}: "
+        "`benchmarks/tartanair/order_training.md` of the repository.\n"
+    )
+
+
 # ---- blocks
 
 
@@ -252,6 +301,8 @@ class Block(NamedTuple):
 BLOCKS = [
     Block("README.md", "measured", measured_block),
     Block("docs/performance.md", "loaders", loaders_block),
+    Block("docs/performance.md", "shared frames", shared_frames_block),
+    Block("docs/order.md", "orders", order_block),
     Block("docs/performance.md", "trainings", trainings_block),
 ]
 

@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 
 from benchmarks.timing import markdown
 
-__all__ = ["REFERENCE", "STUDENT_T", "Interval", "Run", "draw", "page", "runs_of", "table"]
+__all__ = [
+    *("REFERENCE", "STUDENT_T", "Interval", "Run"),
+    *("draw", "effects", "errors", "page", "runs_of", "table"),
+]
 
 REFERENCE = "full shuffle"
 
@@ -50,6 +53,11 @@ class Interval(NamedTuple):
         half = STUDENT_T[len(values)] * statistics.stdev(values) / len(values) ** 0.5
         return cls(statistics.mean(values), half)
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return abs(self.mean) > self.half
+
     def __str__(self) -> str:
         return f"{self.mean:.4f} ± {self.half:.4f}"
 
@@ -63,14 +71,12 @@ def table(runs: Sequence[Run]) -> str:
 
     Means with 95 % intervals; orders differ if the interval of the difference excludes zero.
     """
+    above = effects(runs)
     lines = []
-    for order, interval in _errors(runs).items():
-        line = [order, str(interval)]
-        if order == REFERENCE:
-            line += ["", ""]
-        else:
-            above = Interval.of(_differences(runs, order))
-            line += [str(above), "yes" if abs(above.mean) > above.half else "no"]
+    for order, interval in errors(runs).items():
+        line = [order, str(interval), "", ""]
+        if order in above:
+            line[2:] = [str(above[order]), "yes" if above[order].is_clear else "no"]
         lines.append(line)
     return markdown(
         ["order", "validation error", "above a full shuffle, same seed", "differs"], lines
@@ -96,12 +102,19 @@ def page(document: Mapping[str, Any]) -> str:
     )
 
 
-def _errors(runs: Sequence[Run]) -> dict[str, Interval]:
+def errors(runs: Sequence[Run]) -> dict[str, Interval]:
+    """The last validation error, by order."""
     orders = dict.fromkeys(run["order"] for run in runs)
     return {
         order: Interval.of([run["errors"][-1] for run in runs if run["order"] == order])
         for order in orders
     }
+
+
+def effects(runs: Sequence[Run]) -> dict[str, Interval]:
+    """The last validation error above that of a full shuffle with the same seed, by other order."""
+    orders = dict.fromkeys(run["order"] for run in runs)
+    return {o: Interval.of(_differences(runs, o)) for o in orders if o != REFERENCE}
 
 
 def _differences(runs: Sequence[Run], order: str) -> list[float]:
@@ -164,7 +177,7 @@ def _curves(runs: Sequence[Run], curve_steps: int) -> Any:
 
 def _dots(runs: Sequence[Run], _curve_steps: int) -> Any:
     """The last validation errors, each seed's as a ring, and above them mean and interval."""
-    intervals = _errors(runs)
+    intervals = errors(runs)
     figure, axes = _figure(8, 0.8 + 0.55 * len(intervals))
     for place, (order, interval) in enumerate(intervals.items()):
         colour = COLOURS[order]

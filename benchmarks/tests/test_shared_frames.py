@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.checks import faults
+from benchmarks.timing import Results
 from benchmarks.training.shared_frames import (
     FIVE,
     Job,
+    Row,
+    check_samples,
     compare,
+    main,
     measure,
     page,
     rows,
@@ -58,17 +64,26 @@ def test_other_frames_are_an_error(tmp_path: Path) -> None:
         compare(job)
 
 
-def test_a_page_keeps_its_text() -> None:
-    text = "# T\n\nold settings\n\n| a |\n| --- |\n| 1 |\n| 2 |\n\n- words\n"
-    lines = page(text, "| b |\n| --- |\n| 3 |", 7).splitlines()
-    assert "--repeats 7`" in lines[2]
-    assert [*lines[:2], *lines[3:]] == ["# T", "", "", "| b |", "| --- |", "| 3 |", "", "- words"]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # 33 processes
-def test_the_table_has_a_row_for_each_loader(tmp_path: Path) -> None:
-    write(tmp_path, 1, 24, 80)
-    write_five(tmp_path / "five", 1, 20, 32, 48)
-    table = list(rows(tmp_path, 1, 2))
-    assert [cells[1] for cells in table] == ["1", "2"] * 6 + ["1"] * 13
+def test_one_command_writes_all_rows_and_their_page(tmp_path: Path) -> None:
+    arguments = [str(tmp_path / "bench"), "--frames", "1", "24", "--side", "80"]
+    arguments += ["--five", "1", "20", "32", "48", "--repeats", "1", "--draft"]
+    main([*arguments, "--to", str(tmp_path)])
+    document = json.loads((tmp_path / "shared_frames.json").read_text())
+    expected = rows(Path("frames"), Path("five"), "cache")
+    assert list(document["rows"]) == list(expected)
+    assert [fault for fault in faults(document) if "CPU" in fault] == []
+    text = (tmp_path / "SHARED_FRAMES.md").read_text()
+    assert text == page(document)
+    assert "1 episodes of 24 frames, two cameras at 80x80, 1 MB" in text
+    for name in expected:
+        assert f"\n| {name} | " in text
+
+
+def test_rows_of_other_samples_are_refused(tmp_path: Path) -> None:
+    made = {"a": Row(Job("x", "raw")), "b": Row(Job("x", "memmap")), "c": Row(Job("y", "raw"))}
+    results: Results = {"a": [{"total": 3}], "b": [{"total": 3}], "c": [{"total": 4}]}
+    check_samples(results, made)
+    with pytest.raises(ValueError, match=r"different samples: .*'x', 1\)"):
+        check_samples(results | {"b": [{"total": 4}]}, made)

@@ -116,6 +116,7 @@ def test_bytes_and_steps_of_a_row(folder: Path, options: argparse.Namespace) -> 
     row = measure(job(found, "original", training="odometry", calls=100))
     assert row["first_steps"] == PAIRS // 8 - SKIPPED
     assert row["steps"] >= LEAST
+    assert row["steps"] % (PAIRS // 8) == 0, "whole epochs"
     sizes = [p.stat().st_size for p in found["originals"].rglob("*_left.png")]
     # Each sample reads the files of two frames. Reads of /proc by the meter are counted too.
     assert 2 * min(sizes) <= row["bytes_per_sample"] <= 4 * max(sizes) + 10_000

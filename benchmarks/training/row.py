@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, islice, repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +71,10 @@ def calls_of(step: str) -> int:
 def measure(job: Job) -> dict[str, Any]:
     """Figures of the steps of later epochs and, as `first_epoch`, of the first one.
 
-    The first epoch counts after `SKIPPED` steps. Later epochs repeat until the time is over and
-    `LEAST` steps are done. A step is timed alone before the loader opens and after it has gone: the
-    faster one is the ceiling. Raises `ValueError` if there is no step to count.
+    The first epoch counts after `SKIPPED` steps. Later epochs are whole, with their starts: they
+    repeat until the time is over and `LEAST` steps are done. A step is timed alone before the
+    loader opens and after it has gone: the faster one is the ceiling. Raises `ValueError` if there
+    is no step to count.
     """
     torch.set_num_threads(1)
     training, loader = TRAININGS[job.training], LOADERS[job.loader]
@@ -102,13 +102,12 @@ def measure(job: Job) -> dict[str, Any]:
     for batch in islice(batches, SKIPPED - 1):
         step(batch)
         del batch
-    first = _steps(batches, step, job) | _source(opened, loader)
-    later = chain.from_iterable(map(iter, repeat(opened)))
-    figures = _steps(later, step, job, job.seconds) | _source(opened, loader)
+    first = _steps([batches], step, job) | _source(opened, loader)
+    figures = _steps(repeat(opened), step, job, job.seconds) | _source(opened, loader)
     if not figures["steps"]:
         raise ValueError(f"an epoch has no more than the {SKIPPED} steps that are not counted")
     stage = opened.stats()["bottleneck"] if hasattr(opened, "stats") else ""
-    del batches, later, opened
+    del batches, opened
     gc.collect()
     alone_after = _alone(step, example, ALONE * job.seconds)
     fastest = min(alone, alone_after)
@@ -140,28 +139,25 @@ def _whole_epoch(batches: Batches) -> float:
     return time.perf_counter()
 
 
-def _steps(
-    batches: Iterator[Batch], step: Step, job: Job, seconds: float = math.inf
-) -> dict[str, Any]:
-    """Figures of the steps until the batches end, or the seconds are over and `LEAST` steps done.
-    Time outside steps is waiting: for the next batch, or for freeing the last one."""
+def _steps(epochs: Iterable[Batches], step: Step, job: Job, seconds: float = 0.0) -> dict[str, Any]:
+    """Figures of the steps of whole epochs: of all, or until the seconds are over and `LEAST` steps
+    done. Time outside steps is waiting: for the next batch, or for freeing the last one."""
     clock = time.perf_counter
     line = np.memmap(job.line, np.int64, "r") if job.line else np.zeros(1, np.int64)
-    own, samples, queued, is_whole = 0.0, 0, _queued(), False
+    own, samples, queued = 0.0, 0, _queued()
     steps: list[float] = []
     before, sent, begin = usage(os.getpid()), int(line[0]), clock()
     deadline = begin + seconds
-    while clock() < deadline or len(steps) < LEAST:
-        batch = next(batches, None)
-        came, cpu = clock(), time.thread_time()
-        if batch is None:
-            is_whole = True
+    for batches in epochs:
+        for batch in batches:
+            came, cpu = clock(), time.thread_time()
+            step(batch)
+            own += time.thread_time() - cpu
+            steps.append(clock() - came)
+            samples += len(next(v for v in batch.values() if torch.is_tensor(v)))
+            del batch  # before the next one: loaders reuse freed buffers
+        if clock() >= deadline and len(steps) >= LEAST:
             break
-        step(batch)
-        own += time.thread_time() - cpu
-        steps.append(clock() - came)
-        samples += len(next(v for v in batch.values() if torch.is_tensor(v)))
-        del batch  # before the next one: loaders reuse freed buffers
     seconds = clock() - begin
     if not steps:
         return {"steps": 0}
@@ -170,7 +166,7 @@ def _steps(
     return {
         "steps": len(steps),
         "batches": len(steps),
-        "whole": is_whole,
+        "whole": True,
         "cpu_seconds": taken["cpu_seconds"],
         "num_cores": len(os.sched_getaffinity(0)),
         "samples": samples,

@@ -1,34 +1,62 @@
-"""Frames that processes share: `python -m benchmarks.training.shared_frames`.
+"""Frames that processes share.
 
-Writes a small dataset of two cameras to a temporary folder, as JPEG and as raw frames, and fills a
-frame cache. Then new processes, one alone and four together, each read it for three epochs, as
-single frames and as clips: CPU seconds and samples per second of the first epoch and of the later
-ones, memory beside batches that no file has, and the proportional share of all memory (PSS) while
-the other processes still have theirs. Cold rows begin with dropped page caches. Raw clips of five
+    python -m benchmarks.training.shared_frames FOLDER [--rows …] [--to FOLDER]
+
+Writes a small dataset of two cameras into FOLDER, as JPEG and as raw frames, and fills a frame
+cache. Then new processes, one alone and four together, each read it for three epochs, as single
+frames and as clips: CPU seconds and samples per second of the first epoch and of the later ones,
+memory beside batches that no file has, and the proportional share of all memory (PSS) while the
+other processes still have theirs. Cold rows begin with dropped page caches. Raw clips of five
 features of 480x640 are in a dataset of their own. Repeats of all rows alternate.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 import seqrecord
+from benchmarks.checks import header
+from benchmarks.pages import code_of
 from benchmarks.reused import ByHand
-from benchmarks.timing import commit, drop_page_cache, machine, markdown
+from benchmarks.suite import Suite, make_parser
+from benchmarks.timing import (
+    Result,
+    Results,
+    drop_page_cache,
+    markdown,
+    median,
+    number,
+    once,
+    ranged,
+)
 
-__all__ = ["Job", "Reading", "compare", "measure", "page", "write", "write_five"]
+__all__ = [
+    *("MAPS", "FIVE", "RAW", "READ", "THREADED", "Job", "Reading", "Row"),
+    *(
+        "check_samples",
+        "compare",
+        "main",
+        "measure",
+        "of_clips",
+        "page",
+        "rows",
+        "write",
+        "write_five",
+    ),
+]
 
 CAMERAS = ("left", "right")
 FIVE: Mapping[str, tuple[type[np.generic], tuple[int, ...]]] = {
@@ -41,20 +69,13 @@ FIVE: Mapping[str, tuple[type[np.generic], tuple[int, ...]]] = {
 """Dtypes, and shapes behind height and width, of the dataset of five features."""
 CLIP = 16  # frames
 EPOCHS = 3
-REPEATS = 5
 TOGETHER = 4
 BATCH = 8
 BATCH_OF_FIVE = 4  # clips, 332 MB
 THREADS = 2  # by hand, as many as the loader has
-COLUMNS = {
-    "CPU s per 1,000 samples, epoch 1": ("first_epoch", ".3f"),
-    "later": ("later_epoch", ".3f"),
-    "samples/s, epoch 1": ("first_rate", ".0f"),
-    "later epochs": ("later_rate", ".0f"),
-    "own MiB each": ("own", ".0f"),
-    "PSS MiB each": ("shared", ".0f"),
-}
-"""Fields of `Reading`, and their formats."""
+RAW, READ = "raw frames", "raw frames, not mapped"
+MAPS, THREADED = "NumPy memmaps, reused batch", f"NumPy memmaps, {THREADS} threads"
+"""Names of rows: of clips and of five features, with `of_clips`."""
 
 _TIMEOUT = 600  # seconds: a process may end without an answer
 
@@ -91,10 +112,13 @@ class Reading:
     own: float
     shared: float
     total: int  # of sampled pixels, to compare loaders
+    cpu_seconds: float  # of all epochs
+    seconds: float
 
 
 def write(folder: Path, episodes: int = 10, frames: int = 100, side: int = 224) -> None:
     """Write a dataset of JPEG images, and its frames as raw frames and as memmaps."""
+    folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
     base = rng.integers(0, 256, (side, side, 3), np.uint8)
     codecs = dict.fromkeys(CAMERAS, "jpeg")
@@ -227,7 +251,7 @@ def _read(job: Job, epochs: int, barrier: Any, answers: Any) -> None:
     try:
         own, shared = _memory()
         seconds, rates, totals = list[float](), list[float](), list[int]()
-        begin, start = time.process_time(), time.perf_counter()
+        began = begin, start = time.process_time(), time.perf_counter()
         loader = open_loader(job)
         for _ in range(epochs):
             total = count = 0
@@ -240,6 +264,7 @@ def _read(job: Job, epochs: int, barrier: Any, answers: Any) -> None:
             rates.append(count / (time.perf_counter() - start))
             begin, start = time.process_time(), time.perf_counter()
             totals.append(total)
+        took = begin - began[0], start - began[1]
         barrier.wait()
         now = _memory()
         reading = Reading(
@@ -250,6 +275,8 @@ def _read(job: Job, epochs: int, barrier: Any, answers: Any) -> None:
             own=now[0] - own,
             shared=now[1] - shared,
             total=totals[0],
+            cpu_seconds=took[0],
+            seconds=took[1],
         )
         barrier.wait()
         del loader
@@ -280,81 +307,138 @@ def measure(job: Job, processes: int = 1, epochs: int = EPOCHS) -> list[Reading]
     return readings
 
 
-def jobs_of(folder: Path) -> dict[str, Job]:
-    """The rows of the table."""
-    place, cache, five = str(folder), str(folder / "cache"), str(folder / "five")
-    by_hand, ahead = "NumPy memmaps, reused batch", f"NumPy memmaps, {THREADS} threads"
-    raw = {"raw frames": "raw", "raw frames, not mapped": "raw, not mapped", by_hand: "memmap"}
-    jobs = {
+class Row(NamedTuple):
+    """A row of the table: a job, in several processes at a time."""
+
+    job: Job
+    processes: int = 1
+
+
+def of_clips(name: str, features: str = "") -> str:
+    """Name of a row's variant with clips of `CLIP` frames, and of other features."""
+    return ", ".join(filter(None, (name, f"clips of {CLIP}", features)))
+
+
+def rows(frames: Path, five: Path, cache: str, together: int = TOGETHER) -> dict[str, Row]:
+    """The rows of the table, of the folders that `write` and `write_five` made."""
+    place = str(frames)
+    raw = {RAW: "raw", READ: "raw, not mapped", MAPS: "memmap"}
+    single = {
         "JPEG, no cache": Job(place, "encoded"),
         "JPEG, warm frame cache": Job(place, "encoded", cache),
         **{name: Job(place, loader) for name, loader in raw.items()},
-        ahead: Job(place, "memmap", threads=THREADS),
+        THREADED: Job(place, "memmap", threads=THREADS),
+    }
+    alone = {
         "NumPy arrays in memory": Job(place, "memory"),
         "JPEG, no cache, batches of 64": Job(place, "encoded", batch=64),
         "NumPy arrays in memory, batches of 64": Job(place, "memory", batch=64),
+        **{of_clips(name): Job(place, loader, clip_len=CLIP) for name, loader in raw.items()},
+        of_clips(THREADED): Job(place, "memmap", clip_len=CLIP, threads=THREADS),
+        **{f"{name}, cold": Job(place, loader, cold=True) for name, loader in raw.items()},
     }
-    for name, loader in raw.items():
-        jobs[f"{name}, clips of {CLIP}"] = Job(place, loader, clip_len=CLIP)
-        jobs[f"{name}, cold"] = Job(place, loader, cold=True)
-    clips = f"{ahead}, clips of {CLIP}"
-    jobs[clips] = Job(place, "memmap", clip_len=CLIP, threads=THREADS)
     of_five: Any = {"clip_len": CLIP, "batch": BATCH_OF_FIVE, "features": tuple(FIVE)}
-    jobs[f"raw frames, clips of {CLIP}, five features"] = Job(five, "raw", **of_five)
-    jobs[f"{by_hand}, clips of {CLIP}, five features"] = Job(five, "memmap", **of_five)
-    jobs[f"{clips}, five features"] = Job(five, "memmap", threads=THREADS, **of_five)
-    return jobs
+    for name, job in {
+        RAW: Job(str(five), "raw", **of_five),
+        MAPS: Job(str(five), "memmap", **of_five),
+        THREADED: Job(str(five), "memmap", threads=THREADS, **of_five),
+    }.items():
+        alone[of_clips(name, "five features")] = job
+    made = {}
+    for name, job in single.items():
+        made[name] = Row(job)
+        made[f"{name}, {together} processes"] = Row(job, together)
+    return made | {name: Row(job) for name, job in alone.items()}
 
 
-def rows(folder: Path, repeats: int = REPEATS, together: int = TOGETHER) -> Iterator[list[str]]:
-    """Cells of the table: medians of the repeats, which alternate."""
-    jobs = jobs_of(folder)
-    measure(jobs["JPEG, warm frame cache"], epochs=1)
-    for job in jobs.values():
-        if job.loader == "raw":
-            compare(job)
-    readings: dict[tuple[str, int], list[Reading]] = {}
-    for _ in range(repeats):
-        for name, job in jobs.items():
-            alone = job.cold or job.clip_len > 1 or job.loader == "memory" or job.batch != BATCH
-            for count in (1,) if alone else (1, together):
-                readings.setdefault((name, count), []).extend(measure(job, count))
-    totals = dict[tuple[str, int], set[int]]()
-    for (name, _), of_row in readings.items():
-        job = jobs[name]
-        totals.setdefault((job.folder, job.clip_len), set()).update(r.total for r in of_row)
-    assert all(len(of_length) == 1 for of_length in totals.values()), "loaders differ"
-    for (name, count), of_row in readings.items():
-        cells = [name, str(count)]
-        for field, form in COLUMNS.values():
-            cells.append(format(statistics.median(getattr(r, field) for r in of_row), form))
-        yield cells
+def _run(row: Row) -> Result:
+    """Medians over the processes of a row; CPU seconds of all of them."""
+    readings = measure(row.job, row.processes)
+    figures = [asdict(reading) for reading in readings]
+    result = {name: statistics.median(each[name] for each in figures) for name in figures[0]}
+    return result | {
+        "cpu_seconds": sum(reading.cpu_seconds for reading in readings),
+        "seconds": max(reading.seconds for reading in readings),
+        "num_cores": len(os.sched_getaffinity(0)),
+    }
 
 
-def page(text: str, table: str, repeats: int) -> str:
-    """The text of a page with another table, and the settings of its measurement."""
-    lines = text.splitlines()
-    numbers = [number for number, line in enumerate(lines) if line.startswith("|")]
-    lines[numbers[0] : numbers[-1] + 1] = table.splitlines()
-    lines[2] = (
-        f"`python -m benchmarks.training.shared_frames --repeats {repeats}`, commit {commit()}. "
-        f"Machine: {machine()}."
-    )
-    return "\n".join([*lines, ""])
+def check_samples(results: Results, made: Mapping[str, Row]) -> None:
+    """All rows of the same samples have the same sum of pixels."""
+    totals = dict[tuple[str, int], set[float]]()
+    for name, runs in results.items():
+        job = made[name].job
+        totals.setdefault((job.folder, job.clip_len), set()).update(run["total"] for run in runs)
+    if different := {place: found for place, found in totals.items() if len(found) > 1}:
+        raise ValueError(f"rows have different samples: {different}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training.shared_frames")
-    parser.add_argument("--repeats", type=int, default=REPEATS)
-    parser.add_argument("--to", type=Path, help="the page whose table is replaced")
+    parser = make_parser(__doc__)
+    parser.add_argument("--frames", type=int, nargs=2, default=(10, 100), help="episodes, frames")
+    parser.add_argument("--side", type=int, default=224, help="of the images")
+    parser.add_argument("--five", type=int, nargs=4, default=(4, 60, 480, 640), help="of the other")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder))
-        write_five(Path(folder) / "five")
-        table = markdown(["row", "processes", *COLUMNS], rows(Path(folder), options.repeats))
-    print(table)
-    if options.to is not None:
-        options.to.write_text(page(options.to.read_text(), table, options.repeats))
+    settings = {name: getattr(options, name) for name in ("frames", "side", "five")}
+    code = code_of("training/SHARED_FRAMES.md")
+    suite = Suite(options, settings, "shared_frames", code=code)
+    if not options.report:
+        episodes, length = options.frames
+        make = partial(write, episodes=episodes, frames=length, side=options.side)
+        frames = once(suite.folder / "frames", make)
+        five = once(suite.folder / "five", lambda to: write_five(to, *options.five))
+        with tempfile.TemporaryDirectory(dir=suite.folder) as cache:
+            made = rows(frames, five, cache)
+            measure(made["JPEG, warm frame cache"].job, epochs=1)
+            for row in made.values():
+                if row.job.loader == "raw" and row.processes == 1 and not row.job.cold:
+                    compare(row.job)
+            jobs = {name: partial(_run, row) for name, row in made.items()}
+            suite.take_turns(suite.wanted(jobs))
+            check_samples(suite.rows, made)
+    suite.publish(page, "SHARED_FRAMES")
+
+
+# ---- the page
+
+_COLUMNS = (  # heading, figure, format
+    ("CPU s per 1,000 samples, epoch 1", "first_epoch", ".3f"),
+    ("later", "later_epoch", ".3f"),
+    ("samples/s, epoch 1", "first_rate", ".0f"),
+    ("later epochs", "later_rate", ".0f"),
+    ("own MiB each", "own", ".0f"),
+    ("PSS MiB each", "shared", ".0f"),
+)
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The published page."""
+    settings = document["settings"]
+    episodes, frames = settings["frames"]
+    five = settings["five"]
+    nbytes = episodes * frames * len(CAMERAS) * settings["side"] ** 2 * 3
+    values = {
+        **document,
+        "header": header(document),
+        "table": markdown(["row", *(column for column, _, _ in _COLUMNS)], _lines(document)),
+        "data": f"{episodes} episodes of {frames} frames, two cameras at "
+        f"{settings['side']}x{settings['side']}, {nbytes / 1e6:.0f} MB",
+        "five": "{} episodes of {} frames of {}x{}".format(*five),
+        "clip": CLIP,
+        "batch": BATCH,
+        "batch_of_five": BATCH_OF_FIVE,
+    }
+    template = Path(__file__).with_name("shared_frames_template.md").read_text()
+    return template.format(**values)
+
+
+def _lines(document: Mapping[str, Any]) -> Iterator[list[str]]:
+    for name, runs in document["rows"].items():
+        cells = [name]
+        for _, key, form in _COLUMNS:
+            is_rate = key in ("later_epoch", "later_rate")
+            cells.append(ranged(runs, key, form) if is_rate else number(median(runs, key), form))
+        yield cells
 
 
 if __name__ == "__main__":
