@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,7 +113,7 @@ class Reading:
     shared: float
     total: int  # of sampled pixels, to compare loaders
     cpu_seconds: float  # of all epochs
-    seconds: float
+    window: tuple[float, float]  # their begin and end by the machine's clock
 
 
 def write(folder: Path, episodes: int = 10, frames: int = 100, side: int = 224) -> None:
@@ -251,7 +251,8 @@ def _read(job: Job, epochs: int, barrier: Any, answers: Any) -> None:
     try:
         own, shared = _memory()
         seconds, rates, totals = list[float](), list[float](), list[int]()
-        began = begin, start = time.process_time(), time.perf_counter()
+        began, clock = time.process_time(), time.monotonic()
+        begin, start = began, time.perf_counter()
         loader = open_loader(job)
         for _ in range(epochs):
             total = count = 0
@@ -264,7 +265,7 @@ def _read(job: Job, epochs: int, barrier: Any, answers: Any) -> None:
             rates.append(count / (time.perf_counter() - start))
             begin, start = time.process_time(), time.perf_counter()
             totals.append(total)
-        took = begin - began[0], start - began[1]
+        cpu_seconds, window = begin - began, (clock, time.monotonic())
         barrier.wait()
         now = _memory()
         reading = Reading(
@@ -275,8 +276,8 @@ def _read(job: Job, epochs: int, barrier: Any, answers: Any) -> None:
             own=now[0] - own,
             shared=now[1] - shared,
             total=totals[0],
-            cpu_seconds=took[0],
-            seconds=took[1],
+            cpu_seconds=cpu_seconds,
+            window=window,
         )
         barrier.wait()
         del loader
@@ -351,14 +352,17 @@ def rows(frames: Path, five: Path, cache: str, together: int = TOGETHER) -> dict
     return made | {name: Row(job) for name, job in alone.items()}
 
 
+_FIGURES = ("first_epoch", "later_epoch", "first_rate", "later_rate", "own", "shared", "total")
+
+
 def _run(row: Row) -> Result:
     """Medians over the processes of a row; CPU seconds of all of them."""
     readings = measure(row.job, row.processes)
-    figures = [asdict(reading) for reading in readings]
-    result = {name: statistics.median(each[name] for each in figures) for name in figures[0]}
-    return result | {
+    begins, ends = zip(*(reading.window for reading in readings), strict=True)
+    figures = {n: statistics.median(getattr(r, n) for r in readings) for n in _FIGURES}
+    return figures | {
         "cpu_seconds": sum(reading.cpu_seconds for reading in readings),
-        "seconds": max(reading.seconds for reading in readings),
+        "seconds": max(ends) - min(begins),
         "num_cores": len(os.sched_getaffinity(0)),
     }
 
