@@ -21,6 +21,7 @@ import pytest
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordPipe
 from seqrecord.errors import TransientError
+from seqrecord.loader.engine.arena import Arena
 from seqrecord.loader.engine.batches import Channel, ClosedError, OpenBatch
 from seqrecord.loader.engine.run import Scheduler
 from seqrecord.loader.engine.stats import EngineStats
@@ -273,6 +274,30 @@ def test_deleted_loaders_are_closed_at_once(path: Path) -> None:
         while files() and time.monotonic() < patience:
             time.sleep(0.01)
         assert files() == []
+
+
+def test_memory_is_free_after_an_iteration_that_stops_while_it_reads(path: Path) -> None:
+    """The errors of cancelled loads and of chunks read ahead refer to the arena."""
+
+    def arenas() -> int:
+        return sum(isinstance(each, Arena) for each in gc.get_objects())
+
+    gone = FailingFrom(LocalStorage(path))
+    storage = as_remote(gone, DEADLINE)
+    settings = {**PIPE, "memory_limit": "2MiB"}  # with room for chunks read ahead
+    with no_leaks(), seqrecord.open(storage) as dataset, without_collector():
+        before = arenas()
+        for _ in range(3):
+            gone.start = FailingFrom.start
+            iterator = iter(SeqRecordPipe(dataset, **settings))
+            next(iterator)
+            assert arenas() > before
+            gone.start = 0
+            wait_for_retries(storage, storage.counters()["retries"] + 1)
+            del iterator
+            while own_threads("seqrecord-engine"):
+                time.sleep(0.01)
+            assert arenas() == before
 
 
 def test_an_error_that_is_not_raised_keeps_no_objects_alive() -> None:
