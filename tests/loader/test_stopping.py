@@ -300,6 +300,37 @@ def test_memory_is_free_after_an_iteration_that_stops_while_it_reads(path: Path)
             assert arenas() == before
 
 
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_memory_is_free_after_an_error(path: Path, kind: str) -> None:
+    """Of a load, after the caller has dropped it."""
+
+    def arenas() -> int:
+        return sum(isinstance(each, Arena) for each in gc.get_objects())
+
+    class Damaged(FailingFrom):
+        def read_ranges(self, path: str, *arguments: Any) -> None:
+            try:
+                super().read_ranges(path, *arguments)
+            except TransientError:
+                raise seqrecord.StorageError("it is gone", file=path) from None
+
+    gone = Damaged(LocalStorage(path))
+    storage: Storage = gone if kind == "local" else as_remote(gone, DEADLINE)
+    with no_leaks(), seqrecord.open(storage) as dataset, without_collector():
+        before = arenas()
+        for _ in range(3):
+            gone.start = FailingFrom.start
+            iterator = iter(SeqRecordPipe(dataset, **PIPE))
+            next(iterator)
+            gone.start = 0
+            with pytest.raises(seqrecord.StorageError, match="it is gone"):
+                list(iterator)
+            del iterator
+            while own_threads("seqrecord-engine"):
+                time.sleep(0.01)
+            assert arenas() == before
+
+
 def test_an_error_that_is_not_raised_keeps_no_objects_alive() -> None:
     """A load's future has a reference to its error, and the error's frames to the future."""
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import gc
 import io
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,6 +184,29 @@ def test_no_piece_is_written_after_an_error(tmp_path: Path) -> None:
     late.set()
     assert not out.any()
     assert own_threads("seqrecord-read") == []
+
+
+def test_an_error_keeps_no_buffer_alive(tmp_path: Path) -> None:
+    """The error refers to the frames that it left, which must not refer to its future."""
+    put(LocalStorage(tmp_path), PATH, DATA)
+
+    def hook(_: Sequence[ByteRange]) -> None:
+        raise StorageError("as asked")
+
+    storage = small(Hooked(LocalStorage(tmp_path), hook), max_requests=2)
+
+    def read() -> weakref.ref[Any]:
+        out = np.zeros(len(DATA), np.uint8)
+        with pytest.raises(StorageError, match="as asked"):
+            storage.read_ranges(PATH, [ByteRange(0, len(DATA))], [out.data])
+        return weakref.ref(out)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert read()() is None
+    finally:
+        gc.enable()
 
 
 def test_pieces_not_started_are_skipped_after_an_error(tmp_path: Path) -> None:

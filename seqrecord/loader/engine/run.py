@@ -181,6 +181,7 @@ class Scheduler:
             error.__traceback__ = None
             error = None
         self._channel.end(error)
+        del error  # its frames refer to this one
 
 
 _running: weakref.WeakSet[Scheduler] = weakref.WeakSet()

@@ -13,6 +13,7 @@ wait at the same time. The thread that makes the last copy of a piece reports it
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
@@ -248,8 +249,12 @@ class WorkerPool:
     def wait(self, loads: Iterable[Future[None]]) -> None:
         """Wait for loads. Raises the error of the first failed one."""
         begin = perf_counter()
-        for load in loads:
-            load.result()
+        waiting = deque(loads)
+        try:
+            while waiting:
+                waiting.popleft().result()
+        finally:
+            waiting.clear()  # an error refers to this frame
         self._channel.check_open()
         end = perf_counter()
         self.stats.add(waiting_for_loads_seconds=end - begin)
@@ -283,6 +288,7 @@ class WorkerPool:
             self._run(self._loader, items, fetching.result())
         finally:
             self._ahead.release()
+            del fetching  # its error would refer to this frame, and this frame to it
 
     def _begin(
         self, item: AssignedLoad, needed: npt.NDArray[np.bool_], previous: Future[None] | None
@@ -292,7 +298,10 @@ class WorkerPool:
         return self._run(self._loader.begin, item, needed)
 
     def _finish(self, item: AssignedLoad, begun_load: Future[BegunLoad]) -> None:
-        self._run(self._loader.finish, item, begun_load.result())
+        try:
+            self._run(self._loader.finish, item, begun_load.result())
+        finally:
+            del begun_load  # as in `_load`
 
     def _run(self, do: Callable[..., _Result], *arguments: Any) -> _Result:
         self._channel.check_open()

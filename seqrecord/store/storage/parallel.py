@@ -86,9 +86,14 @@ class ParallelStorage(StorageWrapper):
         # (tests/store/test_parallel.py::test_no_piece_is_written_after_an_error).
         with request_threads(min(len(parts), self._max_requests), "read") as threads:
             futures = [threads.submit(read, part) for part in parts]
-            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in finished:
-                future.result()
+            finished = set[Future[None]]()
+            try:
+                finished |= wait(futures, return_when=FIRST_EXCEPTION).done
+                while finished:
+                    finished.pop().result()
+            finally:  # the future of an error, which refers to this frame and its buffers
+                futures.clear()
+                finished.clear()
 
 
 class RequestThreads:
