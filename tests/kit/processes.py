@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -415,3 +416,14 @@ def be_worker(monkeypatch: pytest.MonkeyPatch, number: int, count: int) -> None:
 
     info = SimpleNamespace(id=number, num_workers=count)
     monkeypatch.setattr(worker, "_worker_info", info)
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Without collection of reference cycles."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +29,7 @@ from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper, 
 from tests.kit.clip_data import effective_arguments, no_leaks
 from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.faults import Fault, FaultyStorage
-from tests.kit.processes import own_threads, run_code
+from tests.kit.processes import own_threads, run_code, without_collector
 from tests.kit.services.places import as_remote
 
 # Waiting for a failing request takes DEADLINE, so an end within SOON has not waited, even on a busy
@@ -131,15 +131,16 @@ def test_leaving_a_loop_with_a_failing_storage(path: Path, way: str, stride: int
 
 
 class FailingFrom(StorageWrapper):
-    """Reads at byte `start` of a record file or later fail."""
+    """Reads at byte `start` of a record file or later fail with `error(path)`."""
 
     start = 1 << 60
+    error: Callable[[str], Exception] = staticmethod(transient)
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
         if path.startswith("records/") and any(item.start >= self.start for item in ranges):
-            raise transient(path)
+            raise self.error(path)
         self.inner.read_ranges(path, ranges, buffers)
 
 
@@ -243,17 +244,6 @@ def test_ctrl_c_while_an_iteration_starts_its_thread(
         del stream
 
 
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Without collection of reference cycles."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def test_deleted_loaders_are_closed_at_once(path: Path) -> None:
     """They are in no reference cycle, which would need a garbage collection."""
 
@@ -276,48 +266,40 @@ def test_deleted_loaders_are_closed_at_once(path: Path) -> None:
         assert files() == []
 
 
+def num_arenas() -> int:
+    return sum(isinstance(item, Arena) for item in gc.get_objects())
+
+
 def test_memory_is_free_after_an_iteration_that_stops_while_it_reads(path: Path) -> None:
     """The errors of cancelled loads and of chunks read ahead refer to the arena."""
-
-    def arenas() -> int:
-        return sum(isinstance(each, Arena) for each in gc.get_objects())
 
     gone = FailingFrom(LocalStorage(path))
     storage = as_remote(gone, DEADLINE)
     settings = {**PIPE, "memory_limit": "2MiB"}  # with room for chunks read ahead
     with no_leaks(), seqrecord.open(storage) as dataset, without_collector():
-        before = arenas()
+        before = num_arenas()
         for _ in range(3):
             gone.start = FailingFrom.start
             iterator = iter(SeqRecordPipe(dataset, **settings))
             next(iterator)
-            assert arenas() > before
+            assert num_arenas() > before
             gone.start = 0
             wait_for_retries(storage, storage.counters()["retries"] + 1)
             del iterator
             while own_threads("seqrecord-engine"):
                 time.sleep(0.01)
-            assert arenas() == before
+            assert num_arenas() == before
 
 
 @pytest.mark.parametrize("kind", ["local", "remote"])
 def test_memory_is_free_after_an_error(path: Path, kind: str) -> None:
     """Of a load, after the caller has dropped it."""
 
-    def arenas() -> int:
-        return sum(isinstance(each, Arena) for each in gc.get_objects())
-
-    class Damaged(FailingFrom):
-        def read_ranges(self, path: str, *arguments: Any) -> None:
-            try:
-                super().read_ranges(path, *arguments)
-            except TransientError:
-                raise seqrecord.StorageError("it is gone", file=path) from None
-
-    gone = Damaged(LocalStorage(path))
+    gone = FailingFrom(LocalStorage(path))
+    gone.error = lambda file: seqrecord.StorageError("it is gone", file=file)
     storage: Storage = gone if kind == "local" else as_remote(gone, DEADLINE)
     with no_leaks(), seqrecord.open(storage) as dataset, without_collector():
-        before = arenas()
+        before = num_arenas()
         for _ in range(3):
             gone.start = FailingFrom.start
             iterator = iter(SeqRecordPipe(dataset, **PIPE))
@@ -328,7 +310,7 @@ def test_memory_is_free_after_an_error(path: Path, kind: str) -> None:
             del iterator
             while own_threads("seqrecord-engine"):
                 time.sleep(0.01)
-            assert arenas() == before
+            assert num_arenas() == before
 
 
 def test_an_error_that_is_not_raised_keeps_no_objects_alive() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import io
 import threading
 import time
@@ -20,7 +19,7 @@ from seqrecord import NotFoundError, StorageError
 from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper
 from seqrecord.store.storage.parallel import ParallelStorage
 from seqrecord.store.storage.ranges import check_wanted, coalesce, plan, unwanted_if
-from tests.kit.processes import own_threads
+from tests.kit.processes import own_threads, without_collector
 from tests.store.storage_contract import DATA, PATH, StorageContract, get, put
 
 MIB = 1 << 20
@@ -201,12 +200,8 @@ def test_an_error_keeps_no_buffer_alive(tmp_path: Path) -> None:
             storage.read_ranges(PATH, [ByteRange(0, len(DATA))], [out.data])
         return weakref.ref(out)
 
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collector():
         assert read()() is None
-    finally:
-        gc.enable()
 
 
 def test_pieces_not_started_are_skipped_after_an_error(tmp_path: Path) -> None:

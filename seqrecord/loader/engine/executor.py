@@ -516,15 +516,9 @@ class _RoundLoads:
         if stop is not None:
             needed = bisect_left(self._loading, stop, key=BY_USE)
         if needed:
-            done = [item.done for item in self._loading[:needed]]
+            loads = self._loading[:needed]
             del self._loading[:needed]  # the result of a begun load refers to its chunk
-            try:
-                self._workers.wait(done)
-            except BaseException:  # which refers to this frame
-                self._loading.clear()
-                raise
-            finally:
-                done.clear()
+            self._workers.wait(loads)
 
 
 class _RowFinder:

@@ -13,7 +13,6 @@ wait at the same time. The thread that makes the last copy of a piece reports it
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
@@ -246,15 +245,11 @@ class WorkerPool:
         self._not_fetched.add(load)
         return False
 
-    def wait(self, loads: Iterable[Future[None]]) -> None:
-        """Wait for loads. Raises the error of the first failed one."""
+    def wait(self, loads: list[Loading]) -> None:
+        """Wait for loads. Raises the error of the first failed one; empties the list."""
         begin = perf_counter()
-        waiting = deque(loads)
-        try:
-            while waiting:
-                waiting.popleft().result()
-        finally:
-            waiting.clear()  # an error refers to this frame
+        while loads:  # an error refers to this frame, which must not refer to its future
+            loads.pop(0).done.result()
         self._channel.check_open()
         end = perf_counter()
         self.stats.add(waiting_for_loads_seconds=end - begin)

@@ -86,14 +86,10 @@ class ParallelStorage(StorageWrapper):
         # (tests/store/test_parallel.py::test_no_piece_is_written_after_an_error).
         with request_threads(min(len(parts), self._max_requests), "read") as threads:
             futures = [threads.submit(read, part) for part in parts]
-            finished = set[Future[None]]()
-            try:
-                finished |= wait(futures, return_when=FIRST_EXCEPTION).done
-                while finished:
-                    finished.pop().result()
-            finally:  # the future of an error, which refers to this frame and its buffers
-                futures.clear()
-                finished.clear()
+            finished = wait(futures, return_when=FIRST_EXCEPTION).done
+            futures.clear()  # an error refers to this frame, which must not refer to its future
+            while finished:
+                finished.pop().result()
 
 
 class RequestThreads:
