@@ -166,7 +166,6 @@ def _steps(epochs: Iterable[Batches], step: Step, job: Job, seconds: float = 0.0
     return {
         "steps": len(steps),
         "batches": len(steps),
-        "whole": True,
         "cpu_seconds": taken["cpu_seconds"],
         "num_cores": len(os.sched_getaffinity(0)),
         "samples": samples,

@@ -440,8 +440,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[list[str]]:
     for name, runs in document["rows"].items():
         cells = [name]
         for _, key, form in _COLUMNS:
-            is_rate = key in ("later_epoch", "later_rate")
-            cells.append(ranged(runs, key, form) if is_rate else number(median(runs, key), form))
+            has_range = key in ("later_epoch", "later_rate")
+            cells.append(ranged(runs, key, form) if has_range else number(median(runs, key), form))
         yield cells
 
 
