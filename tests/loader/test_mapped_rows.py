@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import seqrecord
 from seqrecord import CenterCrop, SeqRecordMapDataset, SeqRecordMix, SeqRecordPipe
 from seqrecord.errors import ChecksumError, ClipError, StorageError
 from seqrecord.storage import ByteRange, LocalStorage
+from seqrecord.store.storage.mapped_files import MappedFiles
 from tests.kit.clip_data import digests, no_leaks
 from tests.kit.processes import in_fork
 
@@ -195,15 +198,27 @@ def test_a_file_that_is_shortened_while_mapped(tmp_path: Path) -> None:
     assert caught.value.episode is not None
 
 
-def test_a_file_that_is_shortened_during_an_epoch(tmp_path: Path) -> None:
+def test_a_file_that_is_shortened_during_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nobody copies: behind the check of a batch, the copy would end the process."""
     path = write(tmp_path / "records")
     pipe = pipe_of(path)
     digests(pipe)
+    are_taken, numbers, check = threading.Event(), itertools.count(1), MappedFiles.check
+
+    def shortened(files: MappedFiles, checked: Iterable[int]) -> None:
+        if next(numbers) == 3:
+            assert are_taken.wait(60)  # the copies of both batches are made
+            os.truncate(record_file(path), 4096)
+        check(files, checked)
+
+    monkeypatch.setattr(MappedFiles, "check", shortened)
     batches = iter(pipe)
-    next(batches)
-    os.truncate(record_file(path), 4096)
+    next(batches), next(batches)
+    are_taken.set()
     with pytest.raises(StorageError, match="ended early"):
-        digests(batches)
+        next(batches)
 
 
 def test_damage_after_an_epoch_is_found_in_the_next(tmp_path: Path) -> None:

@@ -371,12 +371,12 @@ class Executor:
         """Submit copies of clips to slots of a batch."""
         if opened.frames is not None:
             sources = [replace(source, rows=source.rows[:, : opened.frames]) for source in sources]
-        check_rows(sources, self._stats)
         draws = NO_DRAWS if self.job.draw is None else self.job.draw(clips.keys, sources)
+        builder = opened.allocate()
+        check_rows(sources, self._stats)  # just before copies: a file may become shorter meanwhile
         begin, rows = perf_counter(), slots
         if opened.ends is not None:
             rows, sources, draws = packed(opened.ends, slots, sources, draws)
-        builder = opened.allocate()
         nbytes = gather(builder, rows, sources, self._copies, draws, self.job.vectors)
         opened.name(slots, clips, self.job.plan.epoch)
         self._workers.note_gather(begin, len(slots), nbytes)
