@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from seqrecord.cloud.failures import call
@@ -29,8 +30,8 @@ class Clients:
     """
 
     def __init__(self, make: Callable[[], Any], *, is_reread: bool) -> None:
-        self._make, self._is_reread = make, is_reread
-        self._clients = PerProcess(self._new)
+        self._is_reread = is_reread
+        self._clients = PerProcess(partial(_new_client, make))
 
     def ask(self, file: str, function: Callable[[Any], Any]) -> Any:
         """Call `function(client)`; errors become errors of this package about `file`.
@@ -58,12 +59,16 @@ class Clients:
             failure = getattr(getattr(client, "credential_provider", None), "failure", None)
             if failure is None:
                 raise
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
 
-    def _new(self) -> Any:
-        redact_logs()
-        with _IMPORT_LOCK.get():
-            return self._make()
+
+def _new_client(make: Callable[[], Any]) -> Any:
+    redact_logs()
+    with _IMPORT_LOCK.get():
+        return make()
 
 
 # Loggers that print full URLs: urllib3 every URL at DEBUG, and retries as warnings.

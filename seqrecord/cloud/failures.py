@@ -41,7 +41,10 @@ def call(shown: str, function: Callable[..., _T], /, *args: Any, **kwargs: Any) 
         raise
     except Exception as error:
         failure = classify(error, shown)
-    raise failure
+    try:
+        raise failure
+    finally:
+        del failure  # its traceback refers to this frame
 
 
 def is_busy(status: int) -> bool:

@@ -115,7 +115,10 @@ class MountStorage(LocalStorage):
                     "with a write cache, or write to the URL of the mounted storage",
                     file=shown,
                 )
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
 
     def _is_gone(self) -> bool:
         return find_remote_mount(self.root) != self._mount_point is not None

@@ -216,22 +216,26 @@ def put_once(
     stored_data: bytes | None = None
     tag: str | None = None
     try:
-        stored_data, tag = storage.read_whole(path, MAX_PUT_BYTES)
-    except NotFoundError:
-        pass
-    except TransientError:
-        raise
-    except StorageError:
-        tag = expected  # the best guess
-    # A lost response looks like a refusal: the second attempt conflicts with our own first one. See
-    # tests/cloud/test_lost_requests.py::test_a_lost_response_with_another_commit_on_top.
-    if stored_data == data:
-        return
-    if tag != expected:
-        raise ConflictError("another writer replaced it meanwhile", file=f"{storage.url}/{path}")
-    if is_lost and isinstance(failure, ConflictError):
-        raise TransientError(failure.message, **failure.context()) from failure
-    raise failure
+        try:
+            stored_data, tag = storage.read_whole(path, MAX_PUT_BYTES)
+        except NotFoundError:
+            pass
+        except TransientError:
+            raise
+        except StorageError:
+            tag = expected  # the best guess
+        # A lost response looks like a refusal: the second attempt conflicts with our own first one.
+        # See tests/cloud/test_lost_requests.py::test_a_lost_response_with_another_commit_on_top.
+        if stored_data == data:
+            return
+        if tag != expected:
+            problem = "another writer replaced it meanwhile"
+            raise ConflictError(problem, file=f"{storage.url}/{path}")
+        if is_lost and isinstance(failure, ConflictError):
+            raise TransientError(failure.message, **failure.context()) from failure
+        raise failure
+    finally:
+        del failure  # its traceback refers to this frame
 
 
 class RetryingStorage(StorageWrapper):

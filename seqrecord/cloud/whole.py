@@ -126,7 +126,8 @@ class WholeFileStorage(ABC):
 
         def attempt() -> None:
             nonlocal was_sent
-            stored_size, failure = self._size(path), None
+            failure: StorageError | None = None
+            stored_size = self._size(path)
             if stored_size is not None:
                 if was_sent and is_stored(stored_size):
                     return
@@ -136,18 +137,21 @@ class WholeFileStorage(ABC):
                 self.upload(path, pieces)
             except StorageError as error:
                 failure = error
-            was_sent = pieces.is_read
-            if was_sent:
-                stored_size = self._size(path)
-                # On failure, either the response was lost, or another file has the name.
-                if is_stored(stored_size) if failure else stored_size == content.size:
-                    return
-            raise failure or StorageError(
-                "the stored file has the wrong size",
-                file=self.shown(path),
-                expected=content.size,
-                got=stored_size,
-            )
+            try:
+                was_sent = pieces.is_read
+                if was_sent:
+                    stored_size = self._size(path)
+                    # On failure, either the response was lost, or another file has the name.
+                    if is_stored(stored_size) if failure else stored_size == content.size:
+                        return
+                raise failure or StorageError(
+                    "the stored file has the wrong size",
+                    file=self.shown(path),
+                    expected=content.size,
+                    got=stored_size,
+                )
+            finally:
+                del failure  # its traceback refers to this frame
 
         self.retried(path, attempt)
 

@@ -133,7 +133,10 @@ def _urls_in_errors(files: RemoteFiles) -> Iterator[None]:
     except SeqRecordError as error:
         failure, files.failure = files.failure, None
         if failure is not None and error is not failure:
-            raise failure from None
+            try:
+                raise failure from None
+            finally:
+                del failure  # its traceback refers to this frame
         path, url = str(files.root), files.storage.url.rstrip("/")
         for name in ("message", "file", "expected", "got"):
             if isinstance(value := getattr(error, name), str):

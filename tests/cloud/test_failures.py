@@ -8,13 +8,22 @@ import http.client
 import os
 import socket
 import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from seqrecord import NotFoundError, StorageError
+from seqrecord.cloud.clients import Clients
 from seqrecord.cloud.failures import call, classify
+from seqrecord.cloud.mounts import MountStorage
 from seqrecord.errors import AccessError, DestinationError, LocationError, TransientError
+from seqrecord.storage import ByteRange
+from tests.kit.processes import without_collector
 
 FILE = "az://container/dataset/records/0"
 SECRET = "sig=S3CRET"
@@ -176,3 +185,26 @@ def test_our_errors_and_interrupts_are_not_changed(error: BaseException) -> None
     with pytest.raises(type(error)) as caught:
         call(FILE, fail)
     assert caught.value is error
+
+
+def test_an_error_keeps_no_buffer_of_its_frames(tmp_path: Path) -> None:
+    """Each request of a client, and of a mount, that fails; most are retried."""
+    mount = MountStorage(tmp_path)
+
+    def read(function: Callable[..., object]) -> weakref.ref[Any]:
+        buffer = np.zeros(10)
+        with pytest.raises(StorageError):
+            function(buffer)
+        return weakref.ref(buffer)
+
+    def refused(*_: object) -> None:
+        raise OSError("refused")
+
+    def read_mount(buffer: npt.NDArray[np.float64]) -> None:
+        mount.read_ranges("missing", [ByteRange(0, 80)], [buffer.view(np.uint8).data])
+
+    clients = Clients(lambda: None, is_reread=False)
+    with without_collector():
+        assert read(lambda buffer: call(FILE, refused, buffer))() is None
+        assert read(lambda buffer: clients.ask(FILE, lambda _: refused(buffer)))() is None
+        assert read(read_mount)() is None

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import struct
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +27,7 @@ from tests.formats.in_place_cases import KINDS, assert_same, check, frames_of
 from tests.kit.command_line import run
 from tests.kit.lerobot_data import LISTED, ROWS, at, column, edit_info, rewrite
 from tests.kit.lerobot_video_data import CAMERAS, unpack
+from tests.kit.processes import without_collector
 from tests.kit.video_file_data import HAS_TABLES, pictures, write_video
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -43,6 +45,17 @@ def test_a_feature_is_dropped_whose_pages_refer(tmp_path: Path) -> None:
 
 _CAMERA, _WRIST = CAMERAS
 _FROM = f"videos/{_CAMERA}/from_timestamp"
+
+
+def test_a_dataset_in_place_is_freed_with_its_last_reference(tmp_path: Path) -> None:
+    """Its open videos, too."""
+    with without_collector():
+        dataset = seqrecord.open(unpack(tmp_path, "lerobot_video_v3"))
+        assert len(next(iter(dataset.episodes.values()))[:][_CAMERA])
+        chunks = weakref.ref(dataset.contents.chunks)
+        assert chunks() is not None
+        del dataset
+        assert chunks() is None
 
 
 def _features(root: Path, without: str = "") -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -19,15 +20,15 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import NotFoundError, SeqRecordPipe
-from seqrecord.errors import TransientError
+from seqrecord import NotFoundError, SeqRecordMix, SeqRecordPipe
+from seqrecord.errors import ChecksumError, TransientError
 from seqrecord.loader.engine.arena import Arena
 from seqrecord.loader.engine.batches import Channel, ClosedError, OpenBatch
 from seqrecord.loader.engine.run import Scheduler
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper, unwanted_if
 from tests.kit.clip_data import effective_arguments, no_leaks
-from tests.kit.datasets import columns, write_dataset, written_once
+from tests.kit.datasets import columns, noise, write_dataset, written_once
 from tests.kit.faults import Fault, FaultyStorage
 from tests.kit.processes import own_threads, run_code, without_collector
 from tests.kit.services.places import as_remote
@@ -311,6 +312,50 @@ def test_memory_is_free_after_an_error(path: Path, kind: str) -> None:
             while own_threads("seqrecord-engine"):
                 time.sleep(0.01)
             assert num_arenas() == before
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of PNGs."""
+    frames = {f"set/{n}": columns(image=noise(40, 32, 32, 3, seed=n)) for n in range(3)}
+    folder = tmp_path_factory.mktemp("pictures") / "records"
+    write_dataset(folder, frames, codecs={"image": "png"}, chunk_frames=4)
+    return folder
+
+
+def test_memory_is_free_after_a_checksum_error(pictures: Path, tmp_path: Path) -> None:
+    """Of a page that is not raw."""
+    path = Path(shutil.copytree(pictures, tmp_path / "records"))
+    [file] = (path / "records").iterdir()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with no_leaks(), without_collector():
+        before = num_arenas()
+        pipe = SeqRecordPipe(path, **PIPE)
+        with pytest.raises(ChecksumError):
+            list(pipe)
+        del pipe
+        while own_threads("seqrecord-engine"):
+            time.sleep(0.01)
+        assert num_arenas() == before
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_memory_is_free_after_a_mix(pictures: Path, path: Path, is_left: bool) -> None:
+    sources = {"raw": path, "png": pictures}
+    with no_leaks(), without_collector():
+        before = num_arenas()
+        pipes = {name: SeqRecordPipe(place, clip_len=3) for name, place in sources.items()}
+        mix = SeqRecordMix(pipes, batch_size=4, memory_limit="24MiB")
+        for _ in mix:
+            assert num_arenas() > before
+            if is_left:
+                break
+        del pipes, mix, _
+        while own_threads("seqrecord-engine"):
+            time.sleep(0.01)
+        assert num_arenas() == before
 
 
 def test_an_error_that_is_not_raised_keeps_no_objects_alive() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from seqrecord.store.codecs.presets import CODEC_NAMES
 from tests.kit.datasets import append, frame, lengths_of, numbered, write_dataset, write_episodes
 from tests.kit.faults import small_writer
 from tests.kit.made_source import GivenSource
+from tests.kit.processes import without_collector
 
 KINDS = pytest.mark.parametrize("kind", [SeqRecordWriter, SeqRecordRecorder])
 EPISODES = {"a": 9, "b/c": 1, "d": 30}
@@ -109,6 +111,17 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
             action()
     writer.abort()
     assert lengths_of(tmp_path) == {"a": 1, "b": 1}
+
+
+def test_a_closed_writer_is_freed_with_its_last_reference(tmp_path: Path) -> None:
+    """And the memory of its chunks."""
+    with without_collector():
+        writer = SeqRecordWriter(tmp_path / "records", codecs="raw")
+        with writer, writer.episode("a") as episode:
+            episode.append({"x": np.zeros(4, np.float32)})
+        alive = weakref.ref(writer)
+        del writer, episode
+        assert alive() is None
 
 
 def test_closing_with_an_open_episode_is_an_error(tmp_path: Path) -> None:

@@ -234,12 +234,15 @@ class Hub:
             failure: Exception = error
         except Exception as error:
             failure = _failure(error, file)
-        if isinstance(failure, TransientError) and failure.retry_after:
-            retry_time = time.monotonic() + failure.retry_after
-            _wait_until[gate] = max(retry_time, _wait_until.get(gate, 0.0))
-            self._retrier.check_server_delay(failure.retry_after, file=file)
-            failure.retry_after = None  # the next call waits for it
-        raise failure
+        try:
+            if isinstance(failure, TransientError) and failure.retry_after:
+                retry_time = time.monotonic() + failure.retry_after
+                _wait_until[gate] = max(retry_time, _wait_until.get(gate, 0.0))
+                self._retrier.check_server_delay(failure.retry_after, file=file)
+                failure.retry_after = None  # the next call waits for it
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
 
     def change(self, method: str, **arguments: Any) -> Any:
         """Call a method of huggingface_hub's `HfApi` for this repository; one attempt."""

@@ -65,6 +65,18 @@ class MixMemory:
         return self._divisions[num_workers]
 
 
+@dataclass(eq=False)
+class SourceLimits:
+    """Memory limits of a mix's sources. These exist before the `memory` of the mix. Picklable."""
+
+    memory: MixMemory | None = None
+
+    def of(self, name: str, num_workers: int) -> int:
+        """The memory limit of a source in each worker, for this number of workers, in bytes."""
+        assert self.memory is not None, "set by the mix"
+        return self.memory.division(num_workers)[1][name]
+
+
 def most_bytes(planner: Planner, num_shards: int) -> int:
     """The greatest memory of any epoch for a source with `num_shards` shards, in bytes."""
     fitted = with_used_frames(planner, num_shards)

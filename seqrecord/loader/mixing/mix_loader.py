@@ -20,7 +20,7 @@ from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.loader.engine.vectors import VectorSteps
 from seqrecord.loader.mixing.form import MixForm
-from seqrecord.loader.mixing.memory import MixMemory, most_bytes
+from seqrecord.loader.mixing.memory import MixMemory, SourceLimits, most_bytes
 from seqrecord.loader.mixing.mixed_batches import (
     BatchBuffers,
     Join,
@@ -136,13 +136,14 @@ class MixLoader:
         is_excluded = any((alternate, isinstance(stop, int), epoch_clips is not None))
         got = f"stopping_strategy={stop!r}, single_source_batches={alternate}"
         raise_if(frames is not None and is_excluded, problem, expected, got)
+        limits = SourceLimits()  # not this object, which has the loaders
         self.loaders = {
             dataset.name: SourceLoader(
                 dataset,
                 formed[dataset.name],
                 options,
                 size if alternate else ceil(size * shares[dataset.name]),
-                partial(self._limit_of, dataset.name),
+                partial(limits.of, dataset.name),
                 1 / len(datasets),
             )
             for dataset in datasets
@@ -160,6 +161,7 @@ class MixLoader:
         ]
         warn_of_form(self.batches, shares, differing)
         self._memory = MixMemory.of(options, self.loaders, shares, self.batches)
+        limits.memory = self._memory
         self._done = {name: SourceStats() for name in views}  # in the last iteration
         self.prefetch, _ = self._memory.division(1)
         for planner in self.planners:
@@ -321,12 +323,6 @@ class MixLoader:
             limit = STAGES[bottleneck(report, waiting=1.0)]
             sources[name] = {**loader.stats(report, 0), "bottleneck": limit}
         return {**_summed(done, sources), "sources": sources}
-
-    # ---- memory
-
-    def _limit_of(self, name: str, num_workers: int) -> int:
-        """The memory limit of a source in each worker, for this number of workers, in bytes."""
-        return self._memory.division(num_workers)[1][name]
 
 
 def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -154,7 +154,9 @@ class MixedBatches:
     @cached_property
     def columns(self) -> Sequence[Column[Batch]]:
         """The columns of the mix itself: names of sources, and what these lack."""
-        columns = [Column(_DATASET, None, (), self._names)]
+        # No method of this object, which has the columns: a cycle would keep its memory.
+        names = {number: source.name for number, source in self.sources.items()}
+        columns = [Column(_DATASET, None, (), partial(_names_of, names))]
         for name, numbers in self.missing.items():
             is_missing = partial(_is_of, numbers, False)
             columns.append(Column(name + _MISSING, np.dtype(np.bool_), (), is_missing))
@@ -168,7 +170,8 @@ class MixedBatches:
         """The columns of the mix itself that are made of features."""
         if self.tasks is None:
             return ()
-        return (Column(TASK_INDEX, np.dtype(np.int64), (), self._task_numbers),)
+        numbers = partial(_task_numbers, self.tasks, self.sources)
+        return (Column(TASK_INDEX, np.dtype(np.int64), (), numbers),)
 
     @property
     def column_texts(self) -> dict[str, str]:
@@ -258,20 +261,6 @@ class MixedBatches:
                 source.count(num_far)
         return {column.name: column.fill(batch) for column in self.columns} | joined
 
-    def _names(self, batch: Batch) -> list[str]:
-        return [self.sources[number].name for number in batch.source.tolist()]
-
-    def _task_numbers(self, batch: Batch) -> IntArray:
-        assert self.tasks is not None, "a mix that numbers tasks"
-        numbers = np.zeros(len(batch), np.int64)
-        clips: Any = batch.features.get(TASK)
-        for (number, _), some in _by_source(batch).items():
-            source, slots = self.sources[number], np.array(some)
-            texts = [] if clips is None else [clips[slot] for slot in some]
-            episode = batch.clips.episode[slots]
-            numbers[slots] = self.tasks.column(source.name, source.view, episode, texts)
-        return numbers
-
 
 @dataclass(frozen=True, eq=False)
 class JoinedColumn:
@@ -313,6 +302,25 @@ def _missing(kinds: Mapping[int, Mapping[str, str]], names: Iterable[str]) -> di
         for number, entries in kinds.items():
             if name not in entries:
                 numbers.setdefault(name, []).append(number)
+    return numbers
+
+
+def _names_of(names: Mapping[int, str], batch: Batch) -> list[str]:
+    """The name of each clip's source."""
+    return [names[number] for number in batch.source.tolist()]
+
+
+def _task_numbers(
+    tasks: TaskNumbers, sources: Mapping[int, SourceLoader], batch: Batch
+) -> IntArray:
+    """The number of each clip's task, int64 [clips]."""
+    numbers = np.zeros(len(batch), np.int64)
+    clips: Any = batch.features.get(TASK)
+    for (number, _), some in _by_source(batch).items():
+        source, slots = sources[number], np.array(some)
+        texts = [] if clips is None else [clips[slot] for slot in some]
+        episode = batch.clips.episode[slots]
+        numbers[slots] = tasks.column(source.name, source.view, episode, texts)
     return numbers
 
 

@@ -99,12 +99,11 @@ class Epochs:
         first `next` raises it, because a worker with persistent siblings would otherwise die.
         `next` also raises it if `set_epoch` and a state loaded `at_start` have different epochs.
         """
-        conflict = None
         try:
             self._buffering_pipe = buffering_pipe
             if (conflict := self._conflict) is not None:
                 self._conflict = None  # the next iteration has the epoch that was set
-                raise conflict
+                return map(_failed, [conflict])
             if self._last is not None:
                 self._last.end()  # its memory must be free before the next one's is taken
             if self._workers.row.in_worker:
@@ -115,7 +114,7 @@ class Epochs:
             if buffering_pipe is not None and self._position.batch and not self._position.is_saved:
                 raise _not_the_chains(buffering_pipe, "set_epoch() without batches")
         except SeqRecordError as error:
-            if get_worker_info() is None and error is not conflict:
+            if get_worker_info() is None:
                 raise
             return map(_failed, [error])
         self._num_made += 1
@@ -429,7 +428,10 @@ def differing_epochs(saved: int, epoch: int) -> StateError:
 
 def _failed(error: SeqRecordError) -> Clip:
     """Raise the error of an iteration that failed to begin, at its first item."""
-    raise error
+    try:
+        raise error
+    finally:
+        del error  # its traceback refers to this frame
 
 
 def _warn_of_new_workers(loader: Loader) -> None:

@@ -133,8 +133,11 @@ class PlannedSampler(Sampler[int]):
         arguments differ; states without `order`, such as LeRobot's own, are not compared.
         """
         epoch, start = _position_in(state)
-        if error := self.differing_order(state, start):
-            raise error
+        if (error := self.differing_order(state, start)) is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame
         self._epoch, self._start = epoch, start
 
     def position(self, epoch: int, start: int) -> dict[str, Any]:

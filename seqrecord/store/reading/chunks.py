@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,8 @@ class ChunkReader:
     @cached_property
     def external(self) -> ExternalPages:
         """Pages in external files, at the first reference to one."""
-        places = self._storage, self._paths, self._codecs, self.located, self._externals
+        located = partial(_located_by, self.raw)  # does not refer to this object, which has them
+        places = self._storage, self._paths, self._codecs, located, self._externals
         pages: ExternalPages = reference_kind().pages(*places)
         return pages
 
@@ -268,8 +270,8 @@ class ChunkReader:
             self._storage.read_ranges(page.chunk.path, [place], [data])
             actual = crc32c(data)
         if actual != page.crc32c:
-            error = ChecksumError.of("a page does not match its checksum", page.crc32c, actual)
-            raise self.located(page, error)
+            problem = "a page does not match its checksum"
+            raise self.located(page, ChecksumError.of(problem, page.crc32c, actual))
         if self._checks_digests and not has_digest(page, data):
             raise self.located(page, digest_error(page, data))
 
@@ -361,11 +363,16 @@ class ChunkReader:
         """Add place, episode and feature to an error about a page."""
         raw, reference = self.raw[page.chunk.group], page.memo.get("reference")
         if reference is None:
-            return raw.located(error, page.chunk.row, page.feature)
+            return _located_by(self.raw, page, error)
         offset, error.offset = error.offset or 0, None
         place = self.external.files.place_of(reference, offset)
         error.located(**place, feature=page.feature)
         return error.located(**raw.place_of(page.chunk.row))
+
+
+def _located_by(raw: Sequence[RawFrames], page: Page, error: SeqRecordError) -> SeqRecordError:
+    """Add place, episode and feature to an error about the stored bytes of a page."""
+    return raw[page.chunk.group].located(error, page.chunk.row, page.feature)
 
 
 def _local_groups(storage: Storage, paths: Sequence[str], index: Index) -> list[bool]:

@@ -289,8 +289,8 @@ class MappedFrames:
         shape: tuple[int, ...] = spec.shape  # type: ignore[assignment]
         frames = np.empty((stop - start, *shape), spec.dtype)
         self._raw.read([FrameRun(row, start, stop - start, 0)], {name: frames}, exact=True)
-        error = FormatError("a mapped page differs from its record file; it was replaced")
-        raise self._raw.located(error, row, name)
+        problem = "a mapped page differs from its record file; it was replaced"
+        raise self._raw.located(FormatError(problem), row, name)
 
 
 def check_verify(verify: object) -> None:

@@ -13,6 +13,7 @@ import logging
 import mmap
 import os
 import tempfile
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -308,9 +309,8 @@ def _copy(storage: Storage, path: str, size: int, file: IO[bytes], piece: int) -
         target.madvise(mmap.MADV_DONTNEED)  # written to the file
 
     with request_threads(_COPIES, "copy") as threads:
-        futures = [threads.submit(copy, offset) for offset in range(0, size, piece)]
-        for future in futures:
-            future.result()
+        offsets = range(0, size, piece)
+        deque(threads.map(copy, offsets, len(offsets)), maxlen=0)
 
 
 def read_edits(storage: Storage, files: Sequence[IndexFile]) -> Edits:

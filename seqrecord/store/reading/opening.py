@@ -375,7 +375,10 @@ def index_of_original(
             raise
     else:
         if index is None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame
         if not features or not (index.bad.records or index.unreadable.keys() & {*features}):
             return index
     feature_index = find_index(

@@ -343,8 +343,10 @@ class RawFrames:
             nbytes += self._read_file(self._paths[file], list(members), rows, pool, padding)
         for piece in pieces:
             if rows[piece.feature].dtype == np.bool_ and not piece.has_bools(rows[piece.feature]):
-                error = CodecError("a bool that is neither 0 nor 1", expected="bytes 0 and 1")
-                raise self.located(error, piece.chunk, piece.feature)
+                problem = "a bool that is neither 0 nor 1"
+                raise self.located(
+                    CodecError(problem, expected="bytes 0 and 1"), piece.chunk, piece.feature
+                )
         return nbytes
 
     def _pieces(
@@ -358,12 +360,9 @@ class RawFrames:
             length = int(table.page_length[chunk, column])
             num_present, remainder = divmod(length, nbytes)
             if remainder or num_present > frames:
-                error = FormatError(
-                    "a raw page does not match its number of frames",
-                    expected=f"{nbytes} bytes for each of {frames} frames",
-                    got=f"{length} bytes",
-                )
-                raise self.located(error, chunk, name)
+                problem, got = "a raw page does not match its number of frames", f"{length} bytes"
+                expected = f"{nbytes} bytes for each of {frames} frames"
+                raise self.located(FormatError(problem, expected=expected, got=got), chunk, name)
             positions = list(self._positions(chunk, column, runs)) if self.has_gaps else runs
             bounds = [
                 (start // size * size, min(-(-(start + count) // size) * size, num_present))

@@ -144,8 +144,8 @@ def map_files(
     if len(paths) < 2 or storage.local_path(paths[0]) is not None:
         return {path: function(path) for path in paths}
     with request_threads(min(len(paths), MAX_REQUESTS), "files") as threads:
-        futures = [threads.submit(function, path) for path in paths]
-        return {path: future.result() for path, future in zip(paths, futures, strict=True)}
+        results = threads.map(function, paths, len(paths))
+        return dict(zip(paths, results, strict=True))
 
 
 def identities_of(

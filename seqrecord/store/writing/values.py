@@ -42,7 +42,10 @@ def plain(item: Any, feature: str) -> Any:
         remedy = "an array: convert the value with its own library"
         refused = _refusal("value cannot be converted to a NumPy array", feature, item, remedy)
         refused.got = f"{refused.got}: {type(error).__name__}: {str(error)[:200]}"
-        raise refused from error
+        try:
+            raise refused from error
+        finally:
+            del refused  # its traceback refers to this frame
     return array
 
 

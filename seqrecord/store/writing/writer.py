@@ -290,7 +290,7 @@ class SeqRecordWriter:
             self.close()
 
     def _release(self) -> None:
-        self._is_closed = True
+        self._is_closed, self._episode = True, None  # the episode refers to this writer
         self._destination.release()
 
     def _use(self, schema: Schema) -> None:
