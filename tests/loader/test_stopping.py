@@ -30,7 +30,7 @@ from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper, 
 from tests.kit.clip_data import effective_arguments, no_leaks
 from tests.kit.datasets import columns, noise, write_dataset, written_once
 from tests.kit.faults import Fault, FaultyStorage
-from tests.kit.processes import own_threads, run_code, without_collector
+from tests.kit.processes import own_threads, run_code, wait_for, without_collector
 from tests.kit.services.places import as_remote
 
 # Waiting for a failing request takes DEADLINE, so an end within SOON has not waited, even on a busy
@@ -271,6 +271,15 @@ def num_arenas() -> int:
     return sum(isinstance(item, Arena) for item in gc.get_objects())
 
 
+@contextmanager
+def memory_is_free_again() -> Iterator[int]:
+    """Assert that iterations keep no arena; yields the number of arenas before."""
+    before = num_arenas()
+    yield before
+    wait_for(lambda: not own_threads("seqrecord-engine"))
+    assert num_arenas() == before
+
+
 def test_memory_is_free_after_an_iteration_that_stops_while_it_reads(path: Path) -> None:
     """The errors of cancelled loads and of chunks read ahead refer to the arena."""
 
@@ -278,18 +287,15 @@ def test_memory_is_free_after_an_iteration_that_stops_while_it_reads(path: Path)
     storage = as_remote(gone, DEADLINE)
     settings = {**PIPE, "memory_limit": "2MiB"}  # with room for chunks read ahead
     with no_leaks(), seqrecord.open(storage) as dataset, without_collector():
-        before = num_arenas()
         for _ in range(3):
-            gone.start = FailingFrom.start
-            iterator = iter(SeqRecordPipe(dataset, **settings))
-            next(iterator)
-            assert num_arenas() > before
-            gone.start = 0
-            wait_for_retries(storage, storage.counters()["retries"] + 1)
-            del iterator
-            while own_threads("seqrecord-engine"):
-                time.sleep(0.01)
-            assert num_arenas() == before
+            with memory_is_free_again() as before:
+                gone.start = FailingFrom.start
+                iterator = iter(SeqRecordPipe(dataset, **settings))
+                next(iterator)
+                assert num_arenas() > before
+                gone.start = 0
+                wait_for_retries(storage, storage.counters()["retries"] + 1)
+                del iterator
 
 
 @pytest.mark.parametrize("kind", ["local", "remote"])
@@ -300,18 +306,15 @@ def test_memory_is_free_after_an_error(path: Path, kind: str) -> None:
     gone.error = lambda file: seqrecord.StorageError("it is gone", file=file)
     storage: Storage = gone if kind == "local" else as_remote(gone, DEADLINE)
     with no_leaks(), seqrecord.open(storage) as dataset, without_collector():
-        before = num_arenas()
         for _ in range(3):
-            gone.start = FailingFrom.start
-            iterator = iter(SeqRecordPipe(dataset, **PIPE))
-            next(iterator)
-            gone.start = 0
-            with pytest.raises(seqrecord.StorageError, match="it is gone"):
-                list(iterator)
-            del iterator
-            while own_threads("seqrecord-engine"):
-                time.sleep(0.01)
-            assert num_arenas() == before
+            with memory_is_free_again():
+                gone.start = FailingFrom.start
+                iterator = iter(SeqRecordPipe(dataset, **PIPE))
+                next(iterator)
+                gone.start = 0
+                with pytest.raises(seqrecord.StorageError, match="it is gone"):
+                    list(iterator)
+                del iterator
 
 
 @pytest.fixture(scope="module")
@@ -330,22 +333,17 @@ def test_memory_is_free_after_a_checksum_error(pictures: Path, tmp_path: Path) -
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with no_leaks(), without_collector():
-        before = num_arenas()
+    with no_leaks(), without_collector(), memory_is_free_again():
         pipe = SeqRecordPipe(path, **PIPE)
         with pytest.raises(ChecksumError):
             list(pipe)
         del pipe
-        while own_threads("seqrecord-engine"):
-            time.sleep(0.01)
-        assert num_arenas() == before
 
 
 @pytest.mark.parametrize("is_left", [False, True])
 def test_memory_is_free_after_a_mix(pictures: Path, path: Path, is_left: bool) -> None:
     sources = {"raw": path, "png": pictures}
-    with no_leaks(), without_collector():
-        before = num_arenas()
+    with no_leaks(), without_collector(), memory_is_free_again() as before:
         pipes = {name: SeqRecordPipe(place, clip_len=3) for name, place in sources.items()}
         mix = SeqRecordMix(pipes, batch_size=4, memory_limit="24MiB")
         for _ in mix:
@@ -353,9 +351,6 @@ def test_memory_is_free_after_a_mix(pictures: Path, path: Path, is_left: bool) -
             if is_left:
                 break
         del pipes, mix, _
-        while own_threads("seqrecord-engine"):
-            time.sleep(0.01)
-        assert num_arenas() == before
 
 
 def test_an_error_that_is_not_raised_keeps_no_objects_alive() -> None:

@@ -40,12 +40,10 @@ def plain(item: Any, feature: str) -> Any:
         array = as_array(item)
     except Exception as error:  # from its `__array__`
         remedy = "an array: convert the value with its own library"
-        refused = _refusal("value cannot be converted to a NumPy array", feature, item, remedy)
-        refused.got = f"{refused.got}: {type(error).__name__}: {str(error)[:200]}"
-        try:
-            raise refused from error
-        finally:
-            del refused  # its traceback refers to this frame
+        problem, why = "value cannot be converted to a NumPy array", str(error)[:200]
+        raise _refusal(
+            problem, feature, item, remedy, f": {type(error).__name__}: {why}"
+        ) from error
     return array
 
 
@@ -139,7 +137,7 @@ def _remedy_of_picture(item: Any) -> str:
     return ""
 
 
-def _refusal(message: str, feature: str, item: Any, expected: str) -> FrameError:
+def _refusal(message: str, feature: str, item: Any, expected: str, reason: str = "") -> FrameError:
     dtype = getattr(item, "dtype", None)
     got = type(item).__name__ + ("" if dtype is None else f" of {repr_of(dtype, 60)}")
-    return FrameError(message, feature=feature, expected=expected, got=got)
+    return FrameError(message, feature=feature, expected=expected, got=got + reason)
