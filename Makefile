@@ -73,7 +73,7 @@ $(BENCH_ENV)/installed: pyproject.toml constraints.txt benchmarks/tartanair/no-d
 install-ffcv: $(BENCH_ENV)/installed ## Install FFCV, which is compiled; needs libopencv-dev, libturbojpeg0-dev and g++
 	$(BENCH_ENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r benchmarks/tartanair/ffcv.txt
 
-lerobot-env: $(LEROBOT)/installed ## Make a Python that has lerobot, for its benchmark
+lerobot-env: $(LEROBOT)/installed ## Make a Python that has lerobot, for its benchmark; torchcodec needs FFmpeg's libraries
 
 # Search order: its own packages, the stand-in for torchvision, the packages of .venv/bench and .venv.
 $(LEROBOT)/installed: benchmarks/lerobot/no-deps.txt benchmarks/lerobot/no-deps-v2.txt $(BENCH_ENV)/installed
