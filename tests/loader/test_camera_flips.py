@@ -362,24 +362,33 @@ def test_the_scale_of_relative_poses(records: Path) -> None:
                     assert got == pytest.approx(float(np.median(depth[depth > 0])))
 
 
-def test_scales_that_are_unknown(tmp_path: Path, records: Path) -> None:
-    """1 and a mask for a camera that does not move; a dataset without depth is refused."""
+@pytest.mark.parametrize("p", [0, 1])
+@pytest.mark.parametrize("to", ["first", "consecutive"])
+def test_scales_that_are_unknown(tmp_path: Path, records: Path, to: str, p: int) -> None:
+    """1 and a mask for cameras that stay or only turn; a dataset without depth is refused."""
+    rng = np.random.default_rng(0)
     with seqrecord.open(records) as dataset:
         (episode,) = dataset.episodes.values()
-        pose = episode[0]["pose_left"]
-        frames = [{"image_left": episode[t]["image_left"], "pose_left": pose} for t in range(4)]
-        metadata = {"a": episode.metadata}
+        image, metadata = episode[0]["image_left"], episode.metadata
+    episodes = {}
+    for number in range(40):
+        position, turns = rng.normal(size=3) * 10.0 ** (number % 6), rng.normal(size=(4, 4))
+        turns = turns if number % 2 else turns[:1].repeat(4, axis=0)
+        poses = [np.array([*position, *turn], np.float32) for turn in turns]
+        episodes[f"{number}"] = [{"image_left": image, "pose_left": pose} for pose in poses]
     kinds = {"pose_left": {"kind": "pose", "unit": "m"}}
-    write_dataset(tmp_path, {"a": frames}, metadata=metadata, features=kinds)
-    options: dict[str, Any] = {"clip_len": 2, "batch_size": 1}
-    relative = RelativePose(scale="mean_translation")
-    batch = next(iter(SeqRecordPipe(tmp_path, **options, camera=Camera(relative=relative))))
-    assert batch["camera_scale"].tolist() == [1.0]
-    assert batch["camera_scale_is_missing"].tolist() == [True]
-    assert torch.isfinite(batch["image_left_pose"]).all()
+    metadata_of = dict.fromkeys(episodes, metadata)
+    write_dataset(tmp_path, episodes, metadata=metadata_of, features=kinds)
+    options: dict[str, Any] = {"clip_len": 4, "clip_transform": HorizontalFlip(p)}
+    camera = Camera(relative=RelativePose(to, scale="mean_translation"))
+    pipe = SeqRecordPipe(tmp_path, batch_size=8, shuffle=False, **options, camera=camera)
+    for batch in pipe:
+        assert batch["camera_scale"].tolist() == [1.0] * 8
+        assert batch["camera_scale_is_missing"].all()
+        assert not batch["image_left_pose"][..., :3, 3].any()
     depth = Camera(relative=RelativePose(scale="median_depth"))
     with pytest.raises(ClipError, match=r"needs a depth map.*got: no depth map"):
-        SeqRecordPipe(tmp_path, **options, camera=depth)
+        SeqRecordPipe(tmp_path, batch_size=8, **options, camera=depth)
     for fields in ({"to": "last"}, {"scale": "unit"}):
         with pytest.raises(ClipError, match="of a RelativePose"):
             RelativePose(**fields)

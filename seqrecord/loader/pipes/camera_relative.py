@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from seqrecord.loader.pipes.camera_values import CONSECUTIVE
-from seqrecord.store.clips.rigs import BoolArray, FloatArray, inverted
+from seqrecord.store.clips.rigs import BoolArray, FloatArray
 
 
 class ClipPoses(NamedTuple):
@@ -27,14 +27,28 @@ def relative_poses(cameras: Mapping[str, ClipPoses], to: str) -> dict[str, ClipP
     result = dict[str, ClipPoses]()
     for name, (poses, is_missing) in cameras.items():
         if to == CONSECUTIVE:
-            moved = inverted(poses[:, :-1]) @ poses[:, 1:]
+            moved = _seen_from(poses[:, :-1], poses[:, 1:])
             moved = np.concatenate([np.zeros_like(poses[:, :1]), moved], axis=1)
             before = np.concatenate([np.ones_like(is_missing[:, :1]), is_missing[:, :-1]], axis=1)
             result[name] = ClipPoses(moved, is_missing | before)
         else:
-            moved = inverted(reference[:, :1]) @ poses
+            moved = _seen_from(reference[:, :1], poses)
             result[name] = ClipPoses(moved, is_missing | no_reference[:, :1])
     return result
+
+
+def _seen_from(reference: FloatArray, poses: FloatArray) -> FloatArray:
+    """Poses in the frame of a reference pose, both float64 [..., 4, 4].
+
+    R^T (t - s), not R^T t - R^T s, whose rounding would move a camera that stays where it is.
+    """
+    rotations = reference[..., :3, :3].swapaxes(-1, -2)
+    moved = np.zeros(np.broadcast_shapes(reference.shape, poses.shape))
+    moved[..., :3, :3] = rotations @ poses[..., :3, :3]
+    steps = poses[..., :3, 3] - reference[..., :3, 3]
+    moved[..., :3, 3] = (rotations @ steps[..., None])[..., 0]
+    moved[..., 3, 3] = 1
+    return moved
 
 
 def mean_translations(cameras: Mapping[str, ClipPoses], to: str) -> FloatArray:
