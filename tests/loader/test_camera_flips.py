@@ -364,6 +364,28 @@ def test_the_scale_of_relative_poses(records: Path) -> None:
 
 @pytest.mark.parametrize("p", [0, 1])
 @pytest.mark.parametrize("to", ["first", "consecutive"])
+def test_the_scale_without_padding(records: Path, to: str, p: int) -> None:
+    """A padded clip has the scale of its frames alone."""
+    camera = Camera(dtype="float64", relative=RelativePose(to, scale="mean_translation"))
+    options: dict[str, Any] = {"shuffle": False, "features": [*IMAGES], "batch_size": 1}
+    options |= {"camera": camera, "clip_transform": HorizontalFlip(p)}
+    scales = {
+        (batch["start"].item(), length): batch["camera_scale"].item()
+        for length in (1, 2, 3, 4)
+        for batch in SeqRecordPipe(records, clip_len=length, **options)
+    }
+    num_padded = 0
+    for batch in SeqRecordPipe(records, clip_len=4, pad="edge", **options):
+        is_pad = batch["image_left_is_pad"][0]
+        start = batch["start"].item() + int(is_pad.int().argmin())
+        scale = scales[start, int((~is_pad).sum())]
+        assert batch["camera_scale"].item() == pytest.approx(scale, rel=1e-12)
+        num_padded += bool(is_pad.any())
+    assert num_padded > 2
+
+
+@pytest.mark.parametrize("p", [0, 1])
+@pytest.mark.parametrize("to", ["first", "consecutive"])
 def test_scales_that_are_unknown(tmp_path: Path, records: Path, to: str, p: int) -> None:
     """1 and a mask for cameras that stay or only turn; a dataset without depth is refused."""
     rng = np.random.default_rng(0)

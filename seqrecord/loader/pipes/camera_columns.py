@@ -107,7 +107,7 @@ class CameraColumns:
                 f"{name}_distortion{IS_MISSING}": camera.no_lens,
                 f"{name}_distortion_model": camera.models,
             }
-        poses = {name: ClipPoses(c.poses, c.no_pose) for name, c in cameras.items()}
+        poses = {name: ClipPoses(c.poses, c.no_pose, c.is_pad) for name, c in cameras.items()}
         values |= self._delivered(poses, clips)
         values[IS_METRIC] = clips.are_metric
         return values
@@ -124,16 +124,16 @@ class CameraColumns:
                 scale = mean_translations(cameras, relative.to)
             elif relative.scale == MEDIAN_DEPTH:
                 scale = clips.median_depths()
-            is_unknown = ~(scale > 0)
+            is_unknown = ~((scale > 0) & (scale < np.inf))
             values[SCALE] = scale = np.where(is_unknown, 1.0, scale)
             values[SCALE + IS_MISSING] = is_unknown
-            for poses, _ in cameras.values():
+            for poses, *_ in cameras.values():
                 poses[..., :3, 3] /= scale[:, None, None]
         elif camera.recenter is not None:
             values[OFFSET] = offset = self._offset([*cameras.values()])
-            for poses, _ in cameras.values():
+            for poses, *_ in cameras.values():
                 poses[..., :3, 3] -= offset[:, None]
-        for name, (poses, is_missing) in cameras.items():
+        for name, (poses, is_missing, _) in cameras.items():
             delivered = inverted(poses) if camera.inverse else poses
             delivered[is_missing] = 0
             values |= {f"{name}_pose": delivered, f"{name}_pose{IS_MISSING}": is_missing}
@@ -141,8 +141,8 @@ class CameraColumns:
 
     def _offset(self, poses: Sequence[ClipPoses]) -> FloatArray:
         """The offset of n clips, float64[n, 3], by their first known position."""
-        positions = np.concatenate([matrices[..., :3, 3] for matrices, _ in poses], axis=1)
-        is_known = ~np.concatenate([is_missing for _, is_missing in poses], axis=1)
+        positions = np.concatenate([matrices[..., :3, 3] for matrices, *_ in poses], axis=1)
+        is_known = ~np.concatenate([is_missing for _, is_missing, _ in poses], axis=1)
         start = positions[np.arange(len(positions)), is_known.argmax(axis=1)]
         start = np.where(is_known.any(axis=1, keepdims=True), start, 0.0)
         return start if self.rigs.camera.recenter == START else np.rint(start / _GRID) * _GRID + 0.0
@@ -165,6 +165,7 @@ class _Cameras:
         coefficients: distortion, float64 [n, T, 14].
         models: numbers of their models, int64 [n].
         no_pose, no_matrix, no_lens: which values are missing, and 0; bool [n, T].
+        is_pad: which frames repeat another one as padding, bool [n, T].
     """
 
     poses: FloatArray
@@ -174,13 +175,14 @@ class _Cameras:
     no_pose: BoolArray
     no_matrix: BoolArray
     no_lens: BoolArray
+    is_pad: BoolArray
 
     @classmethod
     def missing(cls, shape: tuple[int, ...]) -> _Cameras:
         """Cameras of n clips with T frames about which nothing is known."""
         poses, matrices = np.zeros((*shape, 4, 4)), np.zeros((*shape, 3, 3))
         models, coefficients = np.zeros(shape[0], np.int64), np.zeros((*shape, MAX_COEFFICIENTS))
-        masks = (np.ones(shape, np.bool_) for _ in range(3))
+        masks = (np.ones(shape, np.bool_) for _ in range(4))
         return cls(poses, matrices, coefficients, models, *masks)
 
     def exchange(self, other: _Cameras, clips: BoolArray) -> None:
@@ -247,6 +249,7 @@ class _Clips:
             self._fill_lenses(cameras, image, frames, row)
         for mask in (cameras.no_pose, cameras.no_matrix, cameras.no_lens):
             mask |= is_unknown
+        cameras.is_pad = self.batch.window(image.name).is_pad[:, : self.batch.num_frames]
         if image.size is not None and image.intrinsics is not None:  # else they are resized
             resized = self._resized(image, image.size)
             cameras.matrices = _moved(cameras.matrices, None, resized)

@@ -12,10 +12,14 @@ from seqrecord.store.clips.rigs import BoolArray, FloatArray
 
 
 class ClipPoses(NamedTuple):
-    """Poses of an image in n clips, float64 [n, T, 4, 4], and which are missing, bool [n, T]."""
+    """Poses of an image in n clips, float64 [n, T, 4, 4].
+
+    Masks, bool [n, T], tell which are missing, and which are of padding.
+    """
 
     poses: FloatArray
     is_missing: BoolArray
+    is_pad: BoolArray
 
 
 def relative_poses(cameras: Mapping[str, ClipPoses], to: str) -> dict[str, ClipPoses]:
@@ -23,17 +27,17 @@ def relative_poses(cameras: Mapping[str, ClipPoses], to: str) -> dict[str, ClipP
 
     Poses without a known reference are missing, and so is the first of consecutive poses.
     """
-    reference, no_reference = next(iter(cameras.values()))
+    reference, no_reference, _ = next(iter(cameras.values()))
     result = dict[str, ClipPoses]()
-    for name, (poses, is_missing) in cameras.items():
+    for name, (poses, is_missing, is_pad) in cameras.items():
         if to == CONSECUTIVE:
             moved = _seen_from(poses[:, :-1], poses[:, 1:])
             moved = np.concatenate([np.zeros_like(poses[:, :1]), moved], axis=1)
             before = np.concatenate([np.ones_like(is_missing[:, :1]), is_missing[:, :-1]], axis=1)
-            result[name] = ClipPoses(moved, is_missing | before)
+            result[name] = ClipPoses(moved, is_missing | before, is_pad)
         else:
             moved = _seen_from(reference[:, :1], poses)
-            result[name] = ClipPoses(moved, is_missing | no_reference[:, :1])
+            result[name] = ClipPoses(moved, is_missing | no_reference[:, :1], is_pad)
     return result
 
 
@@ -54,13 +58,16 @@ def _seen_from(reference: FloatArray, poses: FloatArray) -> FloatArray:
 def mean_translations(cameras: Mapping[str, ClipPoses], to: str) -> FloatArray:
     """The mean distance of the known poses of each clip, float64 [n]; NaN if none is known.
 
-    Without the reference itself: the first frame of the first image.
+    Without padding, and without the reference itself: the first frame of the first image, or of
+    each frame the one before it.
     """
     lengths, masks = [], []
-    for number, (poses, is_missing) in enumerate(cameras.values()):
-        is_left_out = is_missing.copy()
-        if to != CONSECUTIVE and number == 0:
-            is_left_out[:, 0] = True
+    for number, (poses, is_missing, is_pad) in enumerate(cameras.values()):
+        is_left_out = is_missing | is_pad
+        if to == CONSECUTIVE:
+            is_left_out[:, 1:] |= is_pad[:, :-1]
+        elif number == 0:
+            is_left_out |= np.arange(is_pad.shape[1]) <= is_pad.argmin(axis=1)[:, None]
         lengths.append(np.linalg.norm(poses[..., :3, 3], axis=-1))
         masks.append(~is_left_out)
     is_known = np.concatenate(masks, axis=1)
