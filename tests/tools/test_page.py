@@ -424,6 +424,101 @@ def test_trimmed_video_is_playable(tmp_path: Path, browser: Browser, codec: str)
     assert page.problems == []
 
 
+@pytest.mark.parametrize("shape", [(16, 4096), (4096, 16), (64, 2048)])
+def test_wide_and_tall_pictures_fit_a_sprite(tmp_path: Path, shape: tuple[int, int]) -> None:
+    """WebP has at most 16,383 pixels a side, and a sprite has eight pictures in a row."""
+    values = noise(70, *shape, dtype=np.float32)
+    write_dataset(tmp_path / "records", {"a": columns(embedding=values)}, codecs="raw")
+    view_page(tmp_path / "records", f"{tmp_path / 'page'}/", max_size="100MB")
+    assert [*(tmp_path / "page" / "pictures").iterdir()]
+
+
+def test_a_damaged_video_is_left_out_of_a_folder(tmp_path: Path) -> None:
+    """Also where no picture shows the damage."""
+    pictures = noise(200, 16, 32, 3)
+    path = tmp_path / "records"
+    episodes = {key: columns(image=pictures) for key in "ab"}
+    write_dataset(path, episodes, codecs="h264:gop=2", chunk_frames=2, fps=10)
+    for chunk in (1, 2):
+        damage(path, "image", 1, chunk)
+    page = view_page(path, f"{tmp_path / 'page'}/", max_size="3MB")
+    rows = {row["key"]: row for row in data_of(page)["episodes"]}
+    assert "image" in rows["a"]["videos"]
+    assert "videos" not in rows["b"]
+    assert "1 episode without videos" in page.read_text()
+
+
+def test_a_folder_whose_page_fails_can_be_written_again(tmp_path: Path) -> None:
+    """An earlier page stays as it was until another one is complete."""
+    write_robot(tmp_path / "records")
+    folder = tmp_path / "page"
+    for _ in range(2):  # of a new folder, and over an earlier page
+        with pytest.raises(ClipError, match="max_size is too small"):
+            view_page(tmp_path / "records", f"{folder}/", max_size=1000)
+        pictures = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+        (folder / ".unfinished" / "pictures").mkdir(parents=True)  # of a process that was killed
+        page = view_page(tmp_path / "records", f"{folder}/")
+        shown = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+        assert shown.items() >= pictures.items()
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "index.html",
+            "pictures",
+            "videos",
+        ]
+        assert all(
+            (folder / picture["src"]).exists()
+            for row in data_of(page)["episodes"]
+            for picture in row["pictures"].values()
+        )
+
+
+def test_a_quality_table_of_one_source_is_not_of_another(tmp_path: Path) -> None:
+    mix, table = make_mix(tmp_path), tmp_path / "quality.parquet"
+    run("doctor", tmp_path / "one", "--quality", table, "--quiet")
+    with pytest.raises(ClipError, match="of which source an episode is"):
+        view_page(mix, tmp_path / "page.html", quality=table)
+    view_page(tmp_path / "one", tmp_path / "page.html", quality=table)
+
+
+def test_outliers_of_values_with_a_large_offset(tmp_path: Path) -> None:
+    """Times since 1970 and constants that float64 rounds; a damaged picture loses one episode."""
+    episodes, states, times = {}, [], 1.7e9 + np.arange(30.0)[:, None]
+    for number in range(4):
+        constant = np.full((30, 1), 0.1)
+        state = np.concatenate([times, constant], axis=1)
+        state[7, 0] += 200 * (number == 2)
+        states.append(state)
+        pictures = np.full((30, 8, 8, 3), 100, np.uint8)
+        episodes[f"e{number}"] = columns(image=pictures, state=state)
+    features = {"state": {"kind": "state"}}
+    metadata = {key: {"task": "ab"[key > "e1"]} for key in episodes}
+    write_dataset(
+        tmp_path / "records", episodes, codecs={"image": "raw"}, features=features,
+        metadata=metadata,
+    )  # fmt: skip
+    damage(tmp_path / "records", "image", 1, 0)
+    page = tmp_path / "page.html"
+    view_page(tmp_path / "records", page)
+    rows = {row["key"]: row for row in data_of(page)["episodes"]}
+    all_times = np.concatenate(states)[:, 0]
+    deviations = abs(all_times - all_times.mean()).reshape(4, 30) / all_times.std()
+    for number, row in enumerate(rows.values()):
+        assert row["numbers"]["outlier"] == pytest.approx(deviations[number].max(), rel=0.01)
+    assert ["error" in row for row in rows.values()] == [False, True, False, False]
+
+
+def test_pictures_that_are_all_the_same_point_at_no_task(tmp_path: Path) -> None:
+    episodes, metadata = {}, {}
+    for number in range(8):
+        key = f"e{number}"
+        episodes[key] = columns(image=np.full((4, 24, 32, 3), 77, np.uint8))
+        metadata[key] = {"task": "left" if number % 2 else "right"}
+    write_dataset(tmp_path / "records", episodes, codecs="png", metadata=metadata)
+    view_page(tmp_path / "records", tmp_path / "page.html")
+    rows = data_of(tmp_path / "page.html")["episodes"]
+    assert not any("unlike" in row["numbers"] for row in rows)
+
+
 def test_numbers_of_a_quality_table_are_columns(tmp_path: Path) -> None:
     write_robot(tmp_path / "records")
     run("doctor", tmp_path / "records", "--quality", tmp_path / "quality.parquet", "--quiet")

@@ -420,6 +420,11 @@ def test_quality_tables(tmp_path: Path) -> None:
         view_quality(path, ["pose"])
     with pytest.raises(ClipError, match="not a table"):
         view_quality(image)
+    for absent, problem in (("episode", "lacks a column: episode"), ("rank", "and `rank`")):
+        part = {name: values for name, values in table.items() if name != absent}
+        pq.write_table(pa.table(part), tmp_path / "part.parquet")
+        with pytest.raises(ClipError, match=problem):
+            view_quality(tmp_path / "part.parquet")
     run("view", path, "--quality", "--features", "jerk", "-o", image)
     assert image.exists()
     wrong = ("--rerun", "--start 1", "key", "--storage-option a=b", "--save x.rrd")

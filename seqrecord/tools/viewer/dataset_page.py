@@ -15,7 +15,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from seqrecord.errors import ClipError, CodecError, MissingPackageError
+from seqrecord.errors import (
+    ClipError,
+    CodecError,
+    FormatError,
+    MissingPackageError,
+    NotFoundError,
+)
 from seqrecord.store.reading.dataset import DatasetLike
 from seqrecord.store.reading.filters import EpisodeFilter
 from seqrecord.store.storage.url import local_path
@@ -95,19 +101,19 @@ def view_page(
             for row in rows_of(i, source_features)
         ]
         columns = [] if quality is None else add_quality(rows, Path(quality))
-        files: SingleFile | PageFolder = PageFolder(target) if is_folder else SingleFile(target)
         for source_features in page_features:
             source_features.fit_scales()
         overviews = [overview(source_features) for source_features in page_features]
-        html = _Html(shown_place(sources.title), overviews, sources.mix, files.policy)
-        html.data = {
-            "sources": [_feature_json(source_features) for source_features in page_features],
-            "quality": columns,
-        }
-        notes = _fill(html, rows, page_features, files, limit, progress)
-        if isinstance(files, PageFolder):
-            notes += _add_videos(rows, page_features, files, int(limit * _VIDEO_SHARE))
-        return files.write(html.render(rows, notes))
+        with PageFolder(target) if is_folder else SingleFile(target) as files:
+            html = _Html(shown_place(sources.title), overviews, sources.mix, files.policy)
+            html.data = {
+                "sources": [_feature_json(source_features) for source_features in page_features],
+                "quality": columns,
+            }
+            notes = _fill(html, rows, page_features, files, limit, progress)
+            if isinstance(files, PageFolder):
+                notes += _add_videos(rows, page_features, files, int(limit * _VIDEO_SHARE))
+            return files.write(html.render(rows, notes))
 
 
 def _fill(
@@ -167,7 +173,7 @@ def _add_videos(
                 break
             try:
                 address = folder.put_video(place, number, source.dataset, row["key"], name)
-            except (CodecError, MissingPackageError) as error:
+            except (CodecError, FormatError, NotFoundError, MissingPackageError) as error:
                 num_lacking += 1
                 reasons.add(error.message)
                 break

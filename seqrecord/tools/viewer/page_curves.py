@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from seqrecord.store.reading.episode import Episode, values_in_order
 from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.statistics.moments import Moments, moments_of
 from seqrecord.tools.viewer.page_budget import MAX_SHORT_POINTS
 
 Floats = npt.NDArray[np.float64]
@@ -24,7 +25,7 @@ _WIDE_POINTS = 128  # with fewer points, 8 bits of a value suffice for the plot
 class Curves:
     """A feature's values over an episode, reduced to a minimum and a maximum per step of frames.
 
-    `sums` are the number of finite values, their sum and their sum of squares: float64 [3, C].
+    `moments` are of each channel.
     """
 
     def __init__(self, episode: Episode, spec: FeatureSpec, max_points: int) -> None:
@@ -32,13 +33,10 @@ class Curves:
         self.step = 1 if count <= max_points else -(-count // max(1, max_points // 2))
         parts: list[Floats] = []
         channels = int(np.prod([n or 0 for n in spec.shape], dtype=np.int64))
-        self.sums = np.zeros((3, channels))
-        self.low, self.high = np.full(channels, np.inf), np.full(channels, -np.inf)
+        self.moments = [Moments() for _ in range(channels)]
         for block in _blocks(episode, spec, channels, self.step):
-            finite = np.where(np.isfinite(block), block, 0.0)
-            self.sums += np.isfinite(block).sum(0), finite.sum(0), np.square(finite).sum(0)
-            self.low = np.fmin(self.low, np.where(np.isfinite(block), block, np.inf).min(0))
-            self.high = np.fmax(self.high, np.where(np.isfinite(block), block, -np.inf).max(0))
+            for moments, addition in zip(self.moments, moments_of(block), strict=True):
+                moments.add_moments(addition)
             parts.append(block if self.step == 1 else _extremes(block, self.step))
         self.values = np.concatenate(parts) if parts else np.zeros((0, channels))
 
@@ -46,8 +44,8 @@ class Curves:
         """The curves as integers from 1 in each channel's range; 0 is no number. [C, points]."""
         is_wide = len(self.values) > MAX_SHORT_POINTS
         max_code = 65_534 if is_wide else 254
-        is_known = self.low <= self.high
-        low, high = np.where(is_known, self.low, 0.0), np.where(is_known, self.high, 0.0)
+        ranges = [(moments.min, moments.max) for moments in self.moments]
+        low, high = np.array(ranges, np.float64).reshape(-1, 2).T  # NaN where no value is finite
         with np.errstate(over="ignore", invalid="ignore"):
             share = (self.values - low) / np.where(high > low, high - low, 1.0)
         share = np.where(np.isfinite(self.values), np.clip(np.nan_to_num(share), 0, 1), -1)
@@ -57,7 +55,7 @@ class Curves:
             "step": self.step,
             "points": len(self.values),
             "wide": is_wide,
-            "low": [_short(value) for value in np.where(is_known, low, np.nan).tolist()],
+            "low": [_short(value) for value in low.tolist()],
             "high": [_short(value) for value in high.tolist()],
             "codes": base64.b64encode(data).decode(),
         }

@@ -244,11 +244,11 @@ class EpisodePages:
         for name in row.get("missing", ()):
             row.setdefault("gaps", {})[name] = gaps(episode, name)
         if share.points:
-            curves, sums = dict[str, Any](), dict[str, Any]()
+            curves, moments = dict[str, Any](), dict[str, Any]()
             for name in features.curves:
                 curve = Curves(episode, self._dataset.features[name], share.points)
-                curves[name], sums[name] = curve.to_json(), (curve.sums, curve.low, curve.high)
-            row["curves"], row["sums"] = curves, sums
+                curves[name], moments[name] = curve.to_json(), curve.moments
+            row["curves"], row["moments"] = curves, moments
         if share.text:
             row["texts"] = {name: captions(episode, name, share.text) for name in features.texts}
         brightness, still_shares, thumbnails = list[float](), list[float](), list[Any]()

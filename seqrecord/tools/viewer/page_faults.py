@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.sample_tables import table_columns
+from seqrecord.store.statistics.moments import Moments
 from seqrecord.tools.viewer.page_pictures import Tile, resized
 
 TASK_NAMES = ("task", "tasks", "language_instruction", "instruction")
@@ -54,7 +56,8 @@ def add_unlikeness(rows: list[dict[str, Any]]) -> None:
 
     The number is the mean distance to the three nearest episodes of the same task, divided by the
     mean distance to the three nearest of other tasks. Above 1, the task may be wrong. A row lacks
-    the number if fewer than three episodes have its task, or another one.
+    the number if fewer than three episodes have its task, or another one, or if the pictures of
+    other tasks are the same.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for place, row in enumerate(rows):
@@ -89,7 +92,8 @@ def _unlikeness(thumbnails: Thumbnail, tasks: npt.NDArray[np.int64]) -> Iterator
                 float(np.partition(part, _NEIGHBOURS - 1)[:_NEIGHBOURS].mean())
                 for part in (own_distances, other_distances)
             )
-            yield own / other if other else math.nan
+            is_same = other < _STILL * math.sqrt(thumbnails.shape[1])
+            yield math.nan if is_same else own / other
 
 
 def add_outliers(rows: list[dict[str, Any]], names: Mapping[int, tuple[str, ...]]) -> None:
@@ -97,29 +101,35 @@ def add_outliers(rows: list[dict[str, Any]], names: Mapping[int, tuple[str, ...]
 
     `names` are the features that count, by source.
     """
-    totals: dict[tuple[int, str], Any] = {}
+    totals: dict[tuple[int, str], list[Moments]] = {}
     for row in rows:
-        for name, (sums, _, _) in row.get("sums", {}).items():
+        for name, channels in row.get("moments", {}).items():
             place = row.get("source", 0), name
-            totals[place] = totals.get(place, 0) + sums
+            total = totals.setdefault(place, [Moments() for _ in channels])
+            for moments, addition in zip(total, channels, strict=True):
+                moments.add_moments(addition)
     for row in rows:
-        greatest = []
-        for name, (_, low, high) in row.pop("sums", {}).items():
-            source = row.get("source", 0)
+        greatest, source = 0.0, row.get("source", 0)
+        for name, channels in row.pop("moments", {}).items():
             if name in names[source]:
-                count, total, squares = totals[source, name]
-                mean = total / np.maximum(count, 1)
-                deviation = np.sqrt(np.maximum(squares / np.maximum(count, 1) - mean**2, 0))
-                distances = np.fmax(np.abs(low - mean), np.abs(high - mean))[deviation > 0]
-                greatest += (distances / deviation[deviation > 0])[np.isfinite(distances)].tolist()
+                pairs = zip(channels, totals[source, name], strict=True)
+                greatest = max([greatest, *(_farthest(*pair) for pair in pairs)])
         if greatest:
-            row["numbers"]["outlier"] = float(f"{max(greatest):.3g}")
+            row.setdefault("numbers", {})["outlier"] = float(f"{greatest:.3g}")
+
+
+def _farthest(moments: Moments, total: Moments) -> float:
+    """The greatest distance from the mean of `total`, in its deviations; 0 if it has none."""
+    if moments.min is None or moments.max is None or not total.std:
+        return 0.0
+    distance = max(total.mean - moments.min, moments.max - total.mean) / total.std
+    return distance if math.isfinite(distance) else 0.0
 
 
 def add_quality(rows: list[dict[str, Any]], path: Path) -> list[str]:
     """Add numbers of a quality table to rows by episode; returns its columns.
 
-    Raises `ClipError` if the file is no such table.
+    Raises `ClipError` if the file is no such table, or if an episode of it is in several sources.
     """
     table = table_columns(path)
     columns = {
@@ -135,6 +145,15 @@ def add_quality(rows: list[dict[str, Any]], path: Path) -> list[str]:
             got=", ".join(table)[:200],
         )
     places = {key: place for place, key in enumerate(table["episode"].to_pylist())}
+    counts = Counter(row["key"] for row in rows)
+    if shared := next((key for key in places if counts[key] > 1), None):
+        raise ClipError(
+            "the table does not tell of which source an episode is",
+            file=str(path),
+            episode=shared,
+            expected="a table of one source, and a page of it",
+            got=f"{counts[shared]} sources with this episode",
+        )
     for row in rows:
         if (place := places.get(row["key"])) is not None:
             numbers = {name: values[place] for name, values in columns.items()}

@@ -6,24 +6,27 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from seqrecord.errors import CodecError, DestinationError
 from seqrecord.formats.converting.dataset_source import DatasetSource
 from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.units import exact_rate
 from seqrecord.tools.viewer.page_pictures import SPRITE_SUFFIX, encoded_url
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.container import CONTAINED, TimedPacket, mux_mp4
 from seqrecord.video.page_tables import parse_video_page
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 PAGE = "index.html"
 
-_PICTURES, _VIDEOS = "pictures", "videos"
+_PICTURES, _VIDEOS, _UNFINISHED = "pictures", "videos", ".unfinished"
 _MARK = re.compile(r'<meta name="generator" content="seqrecord [^"]*">')
 _TICKS = 512  # of a frame; MP4 keeps the times exactly
 _HIDDEN = -1  # frame of a packet without one
@@ -31,7 +34,7 @@ _DEFAULT_FPS = 30  # of a video whose episode has no frame rate
 
 
 class PageFiles(Protocol):
-    """Keeps pictures of a page. Threads call `put`."""
+    """Keeps pictures of a page. Threads call `put`. A context that removes unfinished files."""
 
     policy: str
     """Sources of pictures and videos beside `data:`, for the page's policy."""
@@ -42,6 +45,10 @@ class PageFiles(Protocol):
     def write(self, page: bytes) -> Path:
         """Write the page itself; returns its path."""
 
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
 
 class SingleFile:
     """A page with its pictures inside."""
@@ -50,6 +57,12 @@ class SingleFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing is open: `write` writes all at once."""
 
     def put(self, episode: int, feature: int, data: bytes) -> str:  # noqa: ARG002 - of the protocol
         return encoded_url(data)
@@ -71,33 +84,43 @@ class SingleFile:
 class PageFolder:
     """A folder with `index.html`, pictures and videos.
 
-    The folder is new, empty, or has an earlier page, whose pictures and videos are removed. Raises
-    `DestinationError` for any other folder.
+    The folder is new, empty, or has an earlier page, which `write` replaces. Until then, the files
+    are in a folder of their own, which is removed on exit. Raises `DestinationError` for any other
+    folder.
     """
 
     policy = " 'self'"
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._unfinished = path, path / _UNFINISHED
         try:
             names = {entry.name for entry in path.iterdir()} if path.exists() else set[str]()
+            names -= {_UNFINISHED}  # of a process that was killed
             if names and not (names <= {PAGE, _PICTURES, _VIDEOS} and self._has_page()):
                 raise DestinationError(
                     "the folder has other files than an earlier page",
                     file=str(path),
                     expected="a new or empty folder",
                 )
+            self._remove_unfinished()
             for name in (_PICTURES, _VIDEOS):
-                if name in names:
-                    shutil.rmtree(path / name)
-                (path / name).mkdir(parents=True)
+                (self._unfinished / name).mkdir(parents=True)
         except OSError as error:
             raise _failed(path, error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
+        shutil.rmtree(self._unfinished, ignore_errors=True)
 
     def put(self, episode: int, feature: int, data: bytes) -> str:
         name = f"{_PICTURES}/{episode:06}-{feature}{SPRITE_SUFFIX}"
         try:
-            (self._path / name).write_bytes(data)
+            (self._unfinished / name).write_bytes(data)
         except OSError as error:
             raise _failed(self._path, error) from error
         return name
@@ -108,14 +131,25 @@ class PageFolder:
         Raises `CodecError` for packets that cannot be played alone, and the errors of reading.
         """
         name = f"{_VIDEOS}/{episode:06}-{number}.mp4"
-        write_video(self._path / name, dataset, key, feature)
+        write_video(self._unfinished / name, dataset, key, feature)
         return name
 
     def write(self, page: bytes) -> Path:
-        """Write the page, after the files that it shows."""
-        return SingleFile(self._path / PAGE).write(page)
+        """Write the page, then move the files that it shows to it."""
+        # The page is first: a folder with an earlier page's files alone would be refused.
+        written = SingleFile(self._path / PAGE).write(page)
+        try:
+            for name in (_PICTURES, _VIDEOS):
+                if (self._path / name).exists():
+                    shutil.rmtree(self._path / name)
+                (self._unfinished / name).rename(self._path / name)
+        except OSError as error:
+            raise _failed(self._path, error) from error
+        return written
 
     def _has_page(self) -> bool:
+        if not (self._path / PAGE).exists():
+            return False
         with (self._path / PAGE).open(encoding="utf-8", errors="replace") as file:
             return _MARK.search(file.read(1 << 12)) is not None
 
@@ -151,7 +185,7 @@ def write_video(path: Path, dataset: Dataset, key: str, feature: str) -> None:
         packets[place] = data, number, is_key
     delay = max(place - frame for place, (_, frame, _) in enumerate(packets))
     keys = [place for place, (_, _, is_key) in enumerate(packets) if is_key]
-    rate = Fraction(episode.fps or _DEFAULT_FPS).limit_denominator(1001)
+    rate = exact_rate(episode.fps or _DEFAULT_FPS)
     try:
         mux_mp4(
             str(path),

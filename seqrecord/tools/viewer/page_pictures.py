@@ -29,6 +29,7 @@ Tile = npt.NDArray[np.uint8]
 PICTURE_KINDS = frozenset({"picture", "depth", "labels", "scale", "flow"})
 
 SPRITE_COLUMNS = 8
+_MAX_SIDE = 2_000  # of a tile: WebP has at most 16,383 pixels a side
 _FORMAT = "WEBP" if features.check("webp") else "JPEG"
 _QUALITIES = (75, 55, 35, 20)
 _LEGEND_PIXELS = 128
@@ -133,7 +134,8 @@ def resized(tile: Tile, size: tuple[int, int], *, smooth: bool) -> Tile:
 
 def tile_size(height: int, width: int, pixels: int) -> tuple[int, int]:
     """Height and width of a tile with at most so many pixels, without enlarging."""
-    factor = min(1.0, math.sqrt(pixels / max(1, height * width)))
+    side = max(1, height, width)
+    factor = min(1.0, _MAX_SIDE / side, math.sqrt(pixels / max(1, height * width)))
     return max(1, round(height * factor)), max(1, round(width * factor))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from seqrecord.errors import SchemaError
+from seqrecord.errors import ClipError, SchemaError
 from seqrecord.loader.clips.sample_tables import table_columns
 from seqrecord.tools.viewer.view import DEFAULT_CLIP_LEN, import_matplotlib, spread
 
@@ -31,7 +31,14 @@ def view_quality(path: str | PathLike[str], columns: Sequence[str] | None = None
     from seqrecord.tools.viewer.sheet import Strip, draw_sheet  # imports matplotlib
 
     table = table_columns(Path(path))
-    order = np.argsort(np.asarray(table.get("rank", [])))
+    if not {"episode", "rank"} <= table.keys():
+        raise ClipError(
+            "not a table of `seqrecord doctor --quality`",
+            file=str(path),
+            expected="columns `episode` and `rank`",
+            got=", ".join(table)[:200],
+        )
+    order = np.argsort(np.asarray(table["rank"]))
     keys = [table["episode"][i].as_py() for i in order.tolist()]
     numbers = {
         name: np.asarray(values, np.float64)[order]
