@@ -372,6 +372,31 @@ def test_unknown_cameras(tmp_path: Path, camera: Any, reason: str) -> None:
     assert any("camera of front.image_raw.compressed unknown in 1 episode" in n for n in notes)
 
 
+@pytest.mark.parametrize(
+    ("name", "coefficients", "model"),
+    [
+        ("equidistant", [0.0] * 4, "opencv_fisheye"),  # a simulator's
+        ("equidistant", [], "opencv_fisheye"),
+        ("equidistant", [0.1, 0, 0, 0], "opencv_fisheye"),
+        ("Fisheye", [0.0] * 4, "opencv_fisheye"),
+        ("plumb_bob", [0.0] * 5, None),
+        ("plumb_bob", [], None),
+        ("", [], None),
+        ("fov", [0.9], "fov"),
+    ],
+)
+def test_distortion_models(
+    tmp_path: Path, name: str, coefficients: list[float], model: str | None
+) -> None:
+    """A fisheye lens without coefficients is not a pinhole."""
+    info = camera_info((6, 8), K, model=name, coefficients=coefficients)
+    source = open_source(write_mcap(tmp_path / "a.mcap", filmed(info)), clock=FRONT)
+    camera = source.episodes()[0].metadata["camera"]["front.image_raw.compressed"]
+    assert camera.get("distortion_model") == model
+    if model == "opencv_fisheye":
+        assert camera["distortion_coefficients"] == (coefficients or [0.0] * 4)
+
+
 def test_a_camera_of_larger_images(tmp_path: Path) -> None:
     """Half as large: the centre of the second pixel is half a pixel of the large image further."""
     source = open_source(
@@ -474,6 +499,30 @@ def test_poses_of_frames_in_a_root(tmp_path: Path, kind: str) -> None:
     assert any(
         "topic /tf: 3 messages, choose frames by --source-option poses" in each for each in left_out
     )
+
+
+@pytest.mark.parametrize("mount", [None, MOUNT])
+def test_a_robot_that_stays_has_one_pose(tmp_path: Path, mount: list[float] | None) -> None:
+    """Interpolation between equal poses, also of the other sign, is that pose to the last bit."""
+    ask = partial(message, "tf2_msgs/msg/TFMessage")
+    rng = np.random.default_rng(0)
+    messages: list[tuple[str, int, Any]] = []
+    names = [f"robot{number}" for number in range(20)]
+    for name in names:
+        pose = [*(rng.normal(size=3) * 1000).tolist(), *rng.normal(size=4).tolist()]
+        other = [*pose[:3], *(-number for number in pose[3:])]
+        child = name if mount is None else f"{name}_base"
+        if mount is not None:
+            messages.append(("/tf_static", START, ask([transform(child, name, mount, START)])))
+        for i in range(5):
+            at = START + 100 * MS * i
+            messages.append(("/tf", at, ask([transform("map", child, (pose, other)[i % 2], at)])))
+    messages += [(CAMERA, START + 17 * MS * i, image(pictures(1)[0], "rgb8")) for i in range(20)]
+    path = write(tmp_path, sorted(messages, key=lambda one: one[1]), "rosbag2")
+    frames = frames_of(open_source(path, poses=names, root_frame="map", clock=CAMERA))
+    for name in names:
+        poses = np.array([frame[f"pose.{name}"] for frame in frames])
+        np.testing.assert_array_equal(poses, poses[:1].repeat(len(poses), axis=0))
 
 
 def test_transforms_that_are_no_tree(tmp_path: Path) -> None:
@@ -665,11 +714,11 @@ def test_joints_in_another_order(tmp_path: Path) -> None:
 
 
 @functools.lru_cache
-def raw_image(width: int = 20, height: int = 3) -> tuple[Any, bytes]:
+def raw_image(width: int = 20, height: int = 3, kind: str = "UINT32") -> tuple[Any, bytes]:
     """By Google's library, with other field numbers than Foxglove's, as described in the file."""
     fields = (
-        *(("frame_id", 7, "STRING"), ("width", width, "UINT32"), ("height", height, "UINT32")),
-        *(("encoding", 4, "STRING"), ("step", 5, "UINT32"), ("data", 16, "BYTES")),
+        *(("frame_id", 7, "STRING"), ("width", width, kind), ("height", height, kind)),
+        *(("encoding", 4, "STRING"), ("step", 5, kind), ("data", 16, "BYTES")),
         ("more", 31, "DOUBLE"),
     )
     text = " ".join(f'field {{ name: "{n}" number: {i} type: TYPE_{t} }}' for n, i, t in fields)
@@ -697,15 +746,38 @@ def test_images_of_foxglove_in_json_and_in_protocol_buffers(tmp_path: Path) -> N
     write_json(path, [("/png", "foxglove.CompressedImage", 5, broken)])
     with pytest.raises(SourceError, match=r"cannot decode a message; .*a\.mcap.*/png"):
         open_source(path).schema()
-    build, described = raw_image()
-    data = build(**about, data=picture.tobytes(), more=0.5).SerializeToString()
-    messages = [("/raw", "foxglove.RawImage", 5, data)]
-    write_raw(path, messages, "protobuf", "protobuf", described)
-    [frame] = frames_of(open_source(path))
-    np.testing.assert_array_equal(frame["raw"], picture[..., ::-1])
-    write_raw(path, messages, "protobuf", "protobuf", described[:60])
-    with pytest.raises(SourceError):
-        open_source(path).schema()
+    for kind in ("FIXED32", "FIXED64", "UINT32"):  # FIXED32 in Foxglove's own schema
+        build, described = raw_image(kind=kind)
+        data = build(**about, data=picture.tobytes(), more=0.5).SerializeToString()
+        messages = [("/raw", "foxglove.RawImage", 5, data)]
+        write_raw(path, messages, "protobuf", "protobuf", described)
+        [frame] = frames_of(open_source(path))
+        np.testing.assert_array_equal(frame["raw"], picture[..., ::-1])
+        write_raw(path, messages, "protobuf", "protobuf", described[:60])
+        with pytest.raises(SourceError):
+            open_source(path).schema()
+
+
+def test_a_topic_of_an_unknown_encoding_is_left_out(tmp_path: Path) -> None:
+    """The other topics are read; it is named where it is asked for."""
+    [picture] = pictures(1)
+    yuv = image(picture[..., :2], "yuv422_yuy2")
+    messages = [("/cam", START, image(picture, "rgb8")), ("/raw", START, yuv)]
+    for folder in ("one", "two"):
+        (tmp_path / "bags" / folder).mkdir(parents=True)
+        write_mcap(tmp_path / "bags" / folder / "a.mcap", messages)
+    source = open_source(tmp_path / "bags")
+    assert [*source.schema()] == ["cam", "log_time"]
+    for frame in frames_of(source):
+        np.testing.assert_array_equal(frame["cam"], picture)
+    left_out = {row.pattern: row for row in inventory_of(source).left_out_data}
+    assert "yuv422_yuy2" in left_out["topic /raw"].reason
+    for wanted in ({"features": ["raw"]}, {"map": {"raw": "/raw"}}):
+        with pytest.raises(SourceError, match=r"cannot decode a message.*yuv422_yuy2"):
+            open_source(tmp_path / "bags", **wanted).schema()
+    write_mcap(tmp_path / "raw.mcap", messages[1:])
+    with pytest.raises(SourceError, match=r"cannot decode a message.*yuv422_yuy2"):
+        open_source(tmp_path / "raw.mcap", clock="/raw").schema()
 
 
 def test_each_file_of_a_recording_has_its_own_definitions(tmp_path: Path) -> None:

@@ -330,6 +330,7 @@ BROKEN_FEATURES: list[tuple[str | dict[str, Any], str]] = [
     ({"a": {"tensor": {"dtype": "x", "shape": {}}}}, "invalid dtype of steps/a"),
     ({"a": tensor("uint8", 2**20, 2**20)}, "steps/a is too large"),
     ({"a": tensor("float32", -1)}, r"unsupported kind of feature.*got: a \(tens"),
+    ({"a": tensor("bfloat16", 4)}, r"unsupported kind of feature.*got: a \(tensor of bfloat16\)"),
     ({"a": {"audio": {}}}, r"unsupported kind of feature.*got: a \(audio\)"),
     ({"a": {"sequence": {"feature": tensor("int8")}}}, r"a \(sequence\)"),
     ({"a": {"image": {"dtype": "float32"}}}, r"a \(image of float32\)"),

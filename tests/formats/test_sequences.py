@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import EncodedImage, convert, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import EurocSource, TumSource
+from seqrecord.sources import EurocSource, TumSource, inventory_of, undistorted
 from tests.formats.format_cases.sequences import write_euroc, write_kitti, write_tum
 from tests.kit.datasets import encoded
 from tests.kit.source_faults import (
@@ -457,6 +457,69 @@ BAD = {
     "two documents": (FLOW + "---\na: 1\n", "a second document"),
     "a tab": (FLOW + "a:\n\t- 1\n", "invalid YAML in line"),
 }
+
+
+@pytest.mark.parametrize(
+    ("name", "is_distorted", "model"),
+    [
+        ("radtan", True, "opencv"),
+        ("Radial-Tangential", True, "opencv"),
+        ("equidistant", True, "opencv_fisheye"),
+        ("equi", True, "opencv_fisheye"),
+        ("kannala_brandt4", True, "opencv_fisheye"),
+        ("equidistant", False, "opencv_fisheye"),
+        ("radtan", False, None),
+        ("none", False, None),
+        ("fov", True, ""),
+        ("", True, ""),
+    ],
+)
+def test_distortion_models_of_euroc(
+    tmp_path: Path, name: str, is_distorted: bool, model: str | None
+) -> None:
+    """Coefficients of an unknown model are no pinhole without distortion."""
+    coefficients = [-0.28, 0.07, 0.0002, 2e-05] if is_distorted else [0.0] * 4
+    changed = {"distortion_model": name, "distortion_coefficients": coefficients}
+    write_sequence(tmp_path / "a", yaml.safe_dump({**CAMERA, **changed}))
+    source = open_source(tmp_path)
+    [info] = source.episodes()
+    if model == "":
+        assert "camera" not in info.metadata
+        assert any("camera cam0 unknown" in note for note in inventory_of(source).notes)
+        return
+    camera: Any = info.metadata["camera"]["image_cam0"]
+    assert camera.get("distortion_model") == model
+
+
+def test_an_undistorted_camera_is_of_the_images(tmp_path: Path) -> None:
+    """Images of half the size of their camera are refused, not warped by another lens."""
+    write_sequence(tmp_path / "whole", FLOW)
+    write_sequence(tmp_path / "half", FLOW.replace("[32, 24]", "[64, 48]"))
+    whole, half = (undistorted(open_source(tmp_path / name)) for name in ("whole", "half"))
+    assert len(list(whole.frames(whole.episodes()[0]))) == 1
+    with pytest.raises(
+        SourceError,
+        match=r"another image size.*image_cam0.*expected: height 48 and width 64; got: height 24 and",
+    ):
+        list(half.frames(half.episodes()[0]))
+
+
+def test_images_of_one_time_are_all_read(tmp_path: Path) -> None:
+    """In their order, and those of other cameras beside them."""
+    for camera, levels in (("cam0", (10, 20, 30)), ("cam1", (40, 50, 60))):
+        folder = tmp_path / "a" / "mav0" / camera
+        (folder / "data").mkdir(parents=True)
+        for level in levels:
+            image = encoded(np.full((24, 32), level, np.uint8))
+            (folder / "data" / f"{level}.png").write_bytes(image)
+        rows = [f"{time},{level}.png" for time, level in zip((1, 1, 2), levels, strict=True)]
+        (folder / "data.csv").write_text("\n".join(["#timestamp [ns],filename", *rows, ""]))
+    source = open_source(tmp_path)
+    [info] = source.episodes()
+    frames: list[Any] = list(source.frames(info))
+    assert [int(frame["image_cam0"][0, 0]) for frame in frames] == [10, 20, 30]
+    assert [int(frame["image_cam1"][0, 0]) for frame in frames] == [40, 50, 60]
+    assert info.metadata["cam1_without_frame"] == 0
 
 
 def write_sequence(root: Path, text: str) -> None:

@@ -85,6 +85,8 @@ def camera_info(
     binning: int = 0,
     roi: Sequence[int] = (0, 0, 0, 0),
     time: int = 0,
+    model: str = "plumb_bob",
+    coefficients: Sequence[float] = (0.1, -0.2, 0.001, 0.002, 0.0),
 ) -> Any:
     """sensor_msgs/CameraInfo of (height, width), with fx, fy, cx, cy of K and P."""
     (fx, fy, cx, cy), (px, py, pcx, pcy) = k, p
@@ -94,9 +96,9 @@ def camera_info(
         np.array([px, 0, pcx, 0, 0, py, pcy, 0, 0, 0, 1.0, 0]),
     )
     region = message("sensor_msgs/msg/RegionOfInterest", *roi, False)
-    coefficients = np.array([0.1, -0.2, 0.001, 0.002, 0.0])
     name = "sensor_msgs/msg/CameraInfo"
-    values = (*size, "plumb_bob", coefficients, *matrices, binning, binning, region)
+    lens = model, np.array(coefficients, np.float64)
+    values = (*size, *lens, *matrices, binning, binning, region)
     return message(name, header(time), *values)
 
 

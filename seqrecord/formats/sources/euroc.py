@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from seqrecord.formats.sources.common.sequences import (
 from seqrecord.formats.sources.common.specs import frame_rate
 from seqrecord.formats.sources.common.yaml_values import read_yaml
 from seqrecord.in_place.files import is_directory, is_file, list_folder
-from seqrecord.store.clips.distortion import MODELS
+from seqrecord.store.clips.distortion import model_of
 from seqrecord.store.originals.protocol import SourceFormat
 from seqrecord.store.text import repr_of
 
@@ -115,14 +116,18 @@ class EurocSource(SequenceSource):
             stamps, images = tables.images(list_file, mav / name / "data")
             if name == "cam0":
                 tables.times = stamps
-            by_time = dict(zip(stamps.tolist(), images, strict=True))
-            paths = [by_time.get(time) for time in tables.times.tolist()]
+            by_time: dict[int, deque[Path]] = {}
+            for time, image in zip(stamps.tolist(), images, strict=True):
+                by_time.setdefault(time, deque()).append(image)
+            # Images of one time belong to frames of that time in their order.
+            queues = (by_time.get(time) for time in tables.times.tolist())
+            paths = [queue.popleft() if queue else None for queue in queues]
             num_matched = sum(path is not None for path in paths)
             tables.check(list_file, num_matched, stamps, "with the timestamp", feature)
             tables.columns[feature] = Images(paths)
             if name != "cam0":
                 tables.metadata[f"frames_without_{name}"] = len(paths) - num_matched
-                tables.metadata[f"{name}_without_frame"] = len(by_time) - num_matched
+                tables.metadata[f"{name}_without_frame"] = len(images) - num_matched
             _add_camera(tables, mav / name, feature)
         tables.places["timestamp"] = f"{prefix}cam0/data.csv"
         tables.begin(tables.times)
@@ -148,7 +153,8 @@ def _add_camera(tables: SequenceTables, folder: Path, feature: str) -> None:
         if camera := _pinhole(description, tables.files[-1]):
             tables.metadata.setdefault("camera", {})[feature] = camera.to_json()
     if camera is None:
-        tables.notes.append(f"camera {folder.name} unknown: no pinhole camera in its sensor.yaml")
+        problem = "unknown: no known pinhole camera in its sensor.yaml"
+        tables.notes.append(f"camera {folder.name} {problem}")
 
 
 def _add_imu(tables: SequenceTables, folder: Path, place: str) -> None:
@@ -239,11 +245,13 @@ def _known_values(content: dict[str, Any], path: Path) -> dict[str, Any]:
 def _pinhole(sensor: dict[str, Any], path: Path) -> Camera | None:
     """Return a pinhole camera; `None` for other or incomplete descriptions."""
     values, size = sensor.get("intrinsics", ()), sensor.get("resolution", ())
-    model = MODELS.get(sensor.get("distortion_model", ""))
+    coefficients = sensor.get("distortion_coefficients", ())
+    model = model_of(sensor.get("distortion_model", ""))
     if sensor.get("camera_model") != "pinhole" or (len(values), len(size)) != (4, 2):
         return None
-    coefficients = sensor.get("distortion_coefficients", ()) if model else ()
-    return Camera.of(values, size, path, model=model, coefficients=coefficients)
+    if model is None and any(coefficients):  # of an unknown model, not of no distortion
+        return None
+    return Camera.of(values, size, path, model=model, coefficients=coefficients if model else ())
 
 
 def _numbers(values: Any, name: str, path: Path, count: int | None = None) -> list[float]:

@@ -161,6 +161,14 @@ def _camera(
             ("distortion", camera_values.get(COEFFICIENTS)),
         )
     )
+    camera_size = camera_values.get("height"), camera_values.get("width")
+    is_per_frame = f"{name}_intrinsics" in frame or "intrinsics" in frame
+    if not is_per_frame and None not in camera_size and camera_size != size:
+        raise SourceError(
+            "the camera has another image size",
+            expected="height {} and width {}".format(*camera_size),
+            got="height {} and width {}".format(*size),
+        )
     with well_formed(Path(name), "fx, fy, cx, cy and coefficients"):
         camera = Camera.of(values, size[::-1], Path(name), model=model, coefficients=factors)
     if camera.model not in (None, OPENCV, FISHEYE):

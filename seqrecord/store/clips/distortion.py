@@ -21,16 +21,11 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 OPENCV, FISHEYE = "opencv", "opencv_fisheye"
 
-MODELS = {
-    **dict.fromkeys(("plumb_bob", "rational_polynomial", "radial-tangential", "radtan"), OPENCV),
-    **dict.fromkeys(("equidistant", "fisheye"), FISHEYE),
-}
-"""Distortion models by their names in ROS, EuRoC and Kalibr."""
-
-_OTHER_NAMES = {  # in COLMAP, RealSense, OpenCV's and others' documentation
-    **{name.replace("-", "_"): model for name, model in MODELS.items()},
+_MODELS = {  # by their names in ROS, EuRoC, Kalibr, COLMAP, RealSense and OpenCV
+    **dict.fromkeys(("plumb_bob", "rational_polynomial", "radial_tangential", "radtan"), OPENCV),
     **dict.fromkeys((OPENCV, "full_opencv", "brown_conrady", "radialtangential"), OPENCV),
-    **dict.fromkeys((FISHEYE, "kannala_brandt", "kannala_brandt4"), FISHEYE),
+    **dict.fromkeys(("equidistant", "equi", "fisheye", FISHEYE), FISHEYE),
+    **dict.fromkeys(("kannala_brandt", "kannala_brandt4"), FISHEYE),
 }
 
 MODEL, COEFFICIENTS = "distortion_model", "distortion_coefficients"
@@ -43,16 +38,23 @@ _FISHEYE_COEFFICIENTS = 4
 _MIRRORED = (3, 8, 9, 13)  # p2, s1, s2 and ty: the terms that are odd in x
 
 
+def model_of(name: str) -> str | None:
+    """The distortion model of a name in any of the usual forms; `None` if unknown.
+
+    Upper case, spaces and hyphens do not matter.
+    """
+    return _MODELS.get(re.sub("[- ]", "_", name.strip().lower()))
+
+
 def lens_model(camera: Any, count: int) -> str | None:
     """The model of `count` coefficients, by a camera of the metadata; `None` if unknown.
 
-    Upper case, spaces and hyphens of a name do not matter. Without a name, more than four
-    coefficients can only be OpenCV's.
+    Without a name, more than four coefficients can only be OpenCV's.
     """
     name = camera.get(MODEL) if isinstance(camera, Mapping) else None
     if name is None:
         return OPENCV if count > _FISHEYE_COEFFICIENTS else None
-    return _OTHER_NAMES.get(re.sub("[- ]", "_", str(name).strip().lower()))
+    return model_of(str(name))
 
 
 def mirror_factors(model: str, count: int) -> FloatArray:

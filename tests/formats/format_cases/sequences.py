@@ -246,7 +246,7 @@ note      2 cam1 without frame
 note      3 imu before first frame
 note      10 imu after last frame
 note      2 frames without pose
-note      camera cam1 unknown: no pinhole camera in its sensor.yaml (1 of 2 sequences)
+note      camera cam1 unknown: no known pinhole camera in its sensor.yaml (1 of 2 sequences)
 note      imu0/data.csv is empty (1 of 2 sequences)
 """,
     ),

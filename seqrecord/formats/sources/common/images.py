@@ -431,13 +431,17 @@ def _undecodable(error: Exception) -> SourceError:
     return SourceError("cannot decode the image", got=first_line(error))
 
 
+class UnknownEncodingError(ValueError):
+    """Pixels or packets are of a format that the source cannot read."""
+
+
 def pixels(
     data: memoryview, *, height: int, width: int, encoding: str, step: int, big_endian: bool
 ) -> npt.NDArray[Any]:
     """Decode raw pixels, little-endian: [H, W] for one channel, else [H, W, C], RGB or RGBA.
 
     Bayer images are kept as mosaics. `step` is the bytes of a row, padding included. Raises
-    `ValueError` for an unknown encoding and for sizes that do not match `data`.
+    `UnknownEncodingError`, and `ValueError` for sizes that do not match `data`.
     """
     dtype, channels = _layout(encoding)
     pixel = dtype.itemsize * channels
@@ -471,5 +475,6 @@ def _layout(encoding: str) -> tuple[np.dtype[Any], int]:
         known_encodings = (
             "mono8, rgb8, bgr8, rgba8, bgra8, rgb16, …, bayer_rggb8, …, 8UC3, 16UC1, 32FC1, …"
         )
-        raise ValueError(f"unknown image encoding {encoding[:50]!r}; expected {known_encodings}")
+        problem = f"unknown image encoding {encoding[:50]!r}; expected {known_encodings}"
+        raise UnknownEncodingError(problem)
     return np.dtype(plain_dtype), int(match[3])

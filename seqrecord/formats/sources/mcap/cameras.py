@@ -16,7 +16,7 @@ from seqrecord.formats.sources.mcap.bags import Topic
 from seqrecord.formats.sources.mcap.messages import ros_message
 from seqrecord.formats.sources.mcap.recordings import Recording
 from seqrecord.store.clips.cameras import OWN_INTRINSICS
-from seqrecord.store.clips.distortion import MODELS, OPENCV
+from seqrecord.store.clips.distortion import FISHEYE, OPENCV, model_of
 from seqrecord.store.feature_kinds import PIXEL_KINDS
 from seqrecord.store.schema import FeatureSpec
 
@@ -186,9 +186,12 @@ def _decode_info(topic: Topic, data: bytes, path: Path) -> dict[str, Camera]:
             expected="K of the whole image, without skew",
             got=f"binning {message.binning_x}, region {crop} of {size}, skew {k[1]}",
         )
-    model_name = message.distortion_model
-    model = MODELS.get(model_name, model_name or OPENCV) if d.any() else None
-    options = {"k": {"model": model, "coefficients": d.tolist()}, "p": {}}
+    name = message.distortion_model or OPENCV
+    model = model_of(name) or name
+    if model != FISHEYE and not d.any():  # a fisheye without coefficients is no pinhole
+        model = None
+    lens: dict[str, Any] = {"model": model, "coefficients": d.tolist() or [0.0] * 4}
+    options = {"k": lens, "p": {}}
     numbers = {"k": k[[0, 4, 2, 5]], "p": p[[0, 5, 2, 6]]}
     return {
         matrix: Camera.of(values.tolist(), size, path, **options[matrix])

@@ -73,6 +73,8 @@ def _topics(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Iterator[Le
         elif not can_read(declaration):
             reason = f"no reader for {type_of(declaration)}"
             is_data = source.map is None and source.features is None and topic not in _OF_ROS
+        elif why := source.why_unreadable(topic):
+            reason = why
         elif topic in source.offered:
             reason, is_data = f"{NOT_SELECTED} or map=", False
         yield LeftOut(f"topic {topic}", counts[topic], reason, "messages", is_data)

@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.formats.sources.common.images import pixels
+from seqrecord.formats.sources.common.images import UnknownEncodingError, pixels
 from seqrecord.formats.sources.common.points import split_points
+from seqrecord.formats.sources.common.specs import UnsupportedError
 from seqrecord.formats.sources.mcap.bags import Topic
-from seqrecord.formats.sources.mcap.protobuf import fields
+from seqrecord.formats.sources.mcap.protobuf import FIXED32, FIXED64, fields
 from seqrecord.formats.sources.mcap.recordings import Recording
 from seqrecord.store.lazy import import_extra
 
@@ -107,7 +108,8 @@ def decoder(recording: Recording, name: str) -> Callable[[bytes, Path], Message]
                 return ROS_TYPES[topic.type](ros_message(topic, data))
             return decode_foxglove(topic.type, data, _own_numbers(topic))
         except ValueError as error:
-            raise SourceError(
+            kind = UnsupportedError if isinstance(error, UnknownEncodingError) else SourceError
+            raise kind(
                 "cannot decode a message",
                 file=str(file),
                 expected=topic.name,
@@ -256,7 +258,8 @@ def _compressed_image(message: Any) -> Message:
         # codec.cpp of compressed_depth_image_transport, github.com/ros-perception
         encoding = message.format[:5]
         if encoding not in _DEPTH_UNITS or "rvl" in message.format or len(data) < 12:
-            raise ValueError(f"unsupported depth: {message.format[:80]}; expected 16UC1 or 32FC1")
+            problem = f"unsupported depth: {message.format[:80]}; expected 16UC1 or 32FC1"
+            raise ValueError(problem) if len(data) < 12 else UnknownEncodingError(problem)
         a_and_b = struct.unpack_from("<ff", data, 4) if encoding == "32FC1" else None
         return {"": Value(Encoded(data[12:], a_and_b), "depth", _DEPTH_UNITS[encoding])}
     return {"": Value(Encoded(data), "image")}
@@ -264,7 +267,8 @@ def _compressed_image(message: Any) -> Message:
 
 def _video(data: bytes, name: Any) -> Message:
     if name not in _CODECS:
-        raise ValueError(f"unsupported video format {name!r:.50}; expected {', '.join(_CODECS)}")
+        expected = ", ".join(_CODECS)
+        raise UnknownEncodingError(f"unsupported video format {name!r:.50}; expected {expected}")
     return {"": Value(Packet(data, _CODECS[name]), "image")}
 
 
@@ -461,8 +465,10 @@ def field_numbers(descriptors: bytes, type_name: str) -> dict[int, str]:
 
 def _protobuf(data: memoryview, numbers: dict[int, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for number, _, value in fields(data):
+    for number, kind, value in fields(data):
         name = numbers.get(number)
+        if kind in (FIXED32, FIXED64) and not isinstance(value, int):
+            value = int.from_bytes(value, "little")
         if name in ("encoding", "format"):
             value = bytes(value).decode() if isinstance(value, memoryview) else ""  # type: ignore[assignment]
         if name is not None:

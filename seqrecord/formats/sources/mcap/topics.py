@@ -129,8 +129,12 @@ class TopicSource(Originals):
                 features = self._first_features(topic, prefix)
             if features is not None:
                 features_by_topic[topic] = features
+            elif prefix in self.unreadable and (self.map is not None or topic == self.clock):
+                raise self.unreadable[prefix]
             elif self.map is not None or names:
                 raise self._topic_error("the selected topic has no messages", topic)
+        if self.unreadable and not features_by_topic:
+            raise next(iter(self.unreadable.values()))
         offered_names = [
             spec.name
             for topic_features in features_by_topic.values()
@@ -211,6 +215,11 @@ class TopicSource(Originals):
             "no clock topic; choose the one that makes frames (--source-option clock=TOPIC)",
             ", ".join(self.topics) or "no topic with messages",
         )
+
+    def why_unreadable(self, topic: str) -> str:
+        """The reason that messages of a topic cannot be read; empty if they can."""
+        error = self.unreadable.get(self._prefixes.get(topic, ""))
+        return "" if error is None else f"{error.message}: {error.got}"
 
     def _topic_error(self, message: str, got: str) -> SourceError:
         readable_topics = ", ".join(

@@ -163,7 +163,8 @@ class TransformTree:
 def _between(first_poses: Floats, second_poses: Floats, share: Floats) -> Floats:
     """Interpolate linearly and by slerp (Shoemake 1985); `share` [N] from 0 to 1."""
     share = share[:, None]
-    translations = (1 - share) * first_poses[:, :3] + share * second_poses[:, :3]
+    # Not (1 - share) * first + share * second: a robot that stays would move by its rounding.
+    translations = first_poses[:, :3] + share * (second_poses[:, :3] - first_poses[:, :3])
     first_turns, second_turns = (
         first_poses[:, 3:] / _length(first_poses[:, 3:]),
         second_poses[:, 3:] / _length(second_poses[:, 3:]),
@@ -172,12 +173,9 @@ def _between(first_poses: Floats, second_poses: Floats, share: Floats) -> Floats
         (first_turns * second_turns).sum(1)[:, None] < 0, -second_turns, second_turns
     )
     angle = 2 * np.arctan2(_length(first_turns - second_turns), _length(first_turns + second_turns))
-    first_weight, second_weight = ((angle * part, part) for part in (1 - share, share))
-    is_turn = angle > _LEAST_ANGLE
-    weights = [
-        np.where(is_turn, np.sin(turn), part) for turn, part in (first_weight, second_weight)
-    ]
-    rotations = weights[0] * first_turns + weights[1] * second_turns
+    slerp = np.sin((1 - share) * angle) * first_turns + np.sin(share * angle) * second_turns
+    line = first_turns + share * (second_turns - first_turns)
+    rotations = np.where(angle > _LEAST_ANGLE, slerp, line)
     return np.hstack([translations, rotations / _length(rotations)])
 
 

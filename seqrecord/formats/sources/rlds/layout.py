@@ -33,6 +33,7 @@ _MAX_DEPTH = 16  # nested features
 _MAX_SHARDS = 1 << 20
 _MAX_FOLDERS = 2  # NAME/VERSION/, or NAME/CONFIG/VERSION/
 _STEPS = "steps"
+_WITHOUT_NUMPY = re.compile("bfloat16|float8_.*|u?int4|qu?int(8|16|32)")  # dtypes of TensorFlow
 _SHARD = re.compile(r"(?:.+-)?([A-Za-z0-9_]+)\.tfrecord-(\d{5,9})-of-(\d{5,9})")
 
 
@@ -208,6 +209,8 @@ def _tensor(tensor: dict[str, Any], key: str, name: str) -> RldsFeature:
     dimensions = tuple(int(size) for size in sizes)  # TFDS writes them as text
     if dtype in ("string", "object"):
         return RldsFeature(key, name, "text" if not dimensions else "tensor of texts", "string")
+    if _WITHOUT_NUMPY.fullmatch(dtype):
+        return RldsFeature(key, name, f"tensor of {dtype}")
     try:
         itemsize = np.dtype(dtype).itemsize
     except (TypeError, ValueError, SyntaxError) as error:
