@@ -37,6 +37,12 @@ class Progress:
     """Decoded bytes of the frames so far; 0 if it counts none."""
 
 
+def exact_rate(fps: float) -> Fraction:
+    """Frames per second as a fraction, such as 30000/1001; or seconds per frame, such as 1/3600."""
+    rate = Fraction(fps)
+    return rate.limit_denominator(1001) if rate >= 1 else 1 / (1 / rate).limit_denominator(1001)
+
+
 def parse_size(size: int | str) -> int:
     """Bytes of a size such as `2147483648`, `"2GiB"` or `"1.5 GB"`; rounds down.
 

@@ -130,6 +130,25 @@ def test_sources_that_cannot_be_split(tmp_path: Path) -> None:
         assert not (path / "manifest.json").exists()
 
 
+def test_episodes_without_their_timestamps_are_left_out(tmp_path: Path) -> None:
+    """With `skip_bad_episodes`; one that cannot be read does not end the others."""
+    for key, times in {"a": [0.0, 0.1, 9.0], "b": [0.0, np.nan], "c": [0.0, 0.1]}.items():
+        (tmp_path / "raw" / key).mkdir(parents=True)
+        np.save(tmp_path / "raw" / key / "t.npy", np.array(times))
+    options: dict[str, Any] = {"kinds": {"t": "timestamp"}, "units": {"t": "s"}, "workers": 1}
+    options["split_at_gaps"] = 0.5
+    source = seqrecord.open_source(tmp_path / "raw")
+    with pytest.raises(SourceError, match="timestamps do not fit"):
+        convert(source, tmp_path / "all", **options)
+    report = convert(source, tmp_path / "r", skip_bad_episodes=True, **options)
+    assert list(read_all(tmp_path / "r")) == ["a/0", "a/1", "c"]
+    assert [episode.key for episode in report.bad] == ["b"]
+    assert "timestamps do not fit" in report.bad[0].error
+    wrong = Recording(wrong=2)
+    options = {"split_at_gaps": 0.5, "workers": 1, "skip_bad_episodes": True}
+    assert len(convert(wrong, tmp_path / "w", **options).bad) == 1
+
+
 def _folders(folder: Path) -> Path:
     for key, times in TIMES.items():
         (folder / key).mkdir(parents=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -432,6 +433,13 @@ def test_samples_that_change_are_refused(records: Path) -> None:
     with pytest.raises(ClipError, match="change from epoch to epoch"):
         derive(records, Encoder(), samples=moving, clip_len=2)
     derive(records, Encoder(), samples=seqrecord.samples.every(3), clip_len=2)
+    assert [frame["source_start"] for frame in stored(records)["c"]] == [0, 3]
+
+
+def test_samples_with_nan_do_not_change(records: Path) -> None:
+    table = {"episode": ["c", "c"], "start": [0, 3], "score": [math.nan, 1.0]}
+    samples: Any = [table, seqrecord.samples.every(1)]
+    derive(records, Encoder(), samples=samples, clip_len=2)
     assert [frame["source_start"] for frame in stored(records)["c"]] == [0, 3]
 
 

@@ -409,6 +409,30 @@ def test_quality_replaces_no_other_file(tmp_path: Path) -> None:
     assert mine.read_bytes() == before
 
 
+def test_quality_of_times_that_are_unknown(tmp_path: Path) -> None:
+    """Numbers without a unit that are no seconds, and NaN, are left out."""
+    times = np.arange(30) / 10
+    broken = times.copy()
+    broken[[0, 7, 29]] = np.nan
+    for number, (values, seconds, gap) in enumerate(
+        [
+            (np.int64(times * 1e9), 3.0, None),  # by the frame rate
+            (times, 2.9, 0.1),
+            (broken, 2.7, 0.2),
+        ]
+    ):
+        frames = [{"t": time, "state": np.array([i], np.float32)} for i, time in enumerate(values)]
+        path, table = tmp_path / f"{number}", tmp_path / f"{number}.parquet"
+        features = {"t": {"kind": "timestamp"}, "state": {"kind": "state"}}
+        write_dataset(path, {"a": frames}, rates={"a": 10.0}, features=features)
+        text = run("doctor", path, "--quiet", "--quality", table, "--json").stdout
+        assert "NaN" not in text
+        [row] = json.loads(text)
+        assert row["seconds"] == pytest.approx(seconds)
+        assert row["gap"] == (None if gap is None else pytest.approx(gap))
+        assert row["not_finite"] == (3 if number == 2 else 0)
+
+
 def test_quality_of_each_episode(tmp_path: Path) -> None:
     root, recorded = demonstrations(tmp_path / "records")
     table = tmp_path / "quality.parquet"

@@ -135,6 +135,19 @@ def test_delete_and_clean(tmp_path: Path) -> None:
     check(path, {key: before[key] for key in ("e3", "e5")})
 
 
+@pytest.mark.parametrize("key", ["run[1]", "take?", "a*"])
+def test_the_key_of_an_episode_is_no_pattern(tmp_path: Path, key: str) -> None:
+    """An exact key is that episode, whatever else it would match as a glob."""
+    keys = ["run1", "run[1]", "takeA", "take?", "ab", "a*"]
+    path = tmp_path / "records"
+    write_dataset(path, {name: [{"x": np.int64(0)}] for name in keys})
+    with seqrecord.open(path) as dataset:
+        assert dataset.find_episodes(key).tolist() == [keys.index(key)]
+    run("edit", "delete", path, key)
+    with seqrecord.open(path) as dataset:
+        assert [*dataset.episodes] == [name for name in keys if name != key]
+
+
 def test_rename(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(4))
     before = content(path)

@@ -326,6 +326,7 @@ def test_data_that_lerobot_cannot_store_is_refused(tmp_path: Path) -> None:
         ({"z": np.complex64(1)}, {"z": np.complex64(2)}, "real numbers"),
         ({"b": b"one"}, {"b": b"two"}, "bytes and varying shapes"),
         ({"index": np.int64(0)}, {"index": np.int64(1)}, "LeRobot reserves"),
+        ({"task": np.int64(0)}, {"task": np.int64(1)}, "task has texts; rename.*task=NAME"),
     ]
     for number, (one, two, match) in enumerate(cases):
         records = write(tmp_path / f"{number}", [one, two])
@@ -338,6 +339,41 @@ def test_data_that_lerobot_cannot_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DestinationError, match="cannot be written"):
         to_lerobot(gap, tmp_path / "file", features=["x"])
+
+
+@pytest.mark.parametrize("count", [255, 256, 257, 512])
+def test_any_number_of_episodes_is_exported(tmp_path: Path, count: int) -> None:
+    """Metadata is written for 256 episodes at once."""
+    episodes = {f"e{i:03}": [{"action": np.float32(i)}] for i in range(count)}
+    write_dataset(tmp_path / "records", episodes, rates=dict.fromkeys(episodes, 10.0))
+    out = to_lerobot(tmp_path / "records", tmp_path / "out")
+    assert json.loads((out / "meta/info.json").read_text())["total_episodes"] == count
+    files = sorted((out / "meta/episodes").rglob("*.parquet"))
+    numbers = [n for file in files for n in pq.read_table(file)["episode_index"].to_pylist()]
+    assert numbers == [*range(count)]
+
+
+@pytest.mark.parametrize("seconds", [60, 1800, 3600, 86_400])
+def test_time_lapse_keeps_its_rate(tmp_path: Path, seconds: int) -> None:
+    path = write(tmp_path / "records", [{"x": np.float32(i)} for i in range(3)], 1 / seconds)
+    out = to_lerobot(path, tmp_path / "out")
+    fps = json.loads((out / "meta/info.json").read_text())["fps"]
+    assert fps == pytest.approx(1 / seconds)
+    [rows] = (out / "data").rglob("*.parquet")
+    times = pq.read_table(rows)["timestamp"].to_numpy()
+    np.testing.assert_allclose(times, np.arange(3.0) * seconds)
+
+
+def test_renamed_columns_keep_their_axis_names(tmp_path: Path) -> None:
+    vectors = {"state": np.array([0, 1], np.float32), "action": np.array([2, 3], np.float32)}
+    frames = [vectors, vectors]
+    metadata = {"a/b": {"names": {"state": ["x", "y"], "action": ["u", "v"]}}}
+    path = write(tmp_path / "records", frames, metadata=metadata)
+    rename = {"state": "observation.state"}
+    out = to_lerobot(path, tmp_path / "out", rename=rename)
+    features = json.loads((out / "meta/info.json").read_text())["features"]
+    assert features["observation.state"]["names"] == ["x", "y"]
+    assert features["action"]["names"] == ["u", "v"]
 
 
 def test_kinds_decide_what_is_an_image(tmp_path: Path) -> None:

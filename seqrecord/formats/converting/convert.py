@@ -165,7 +165,8 @@ def convert(
         raise DestinationError("invalid number of workers", expected="1 or more", got=workers)
     _check_source(source)
     original = DescribedSource.read(source, kinds, units, in_place=in_place)
-    original = original.resized(resize).split_at_gaps(split_at_gaps)
+    original = original.resized(resize)
+    original = original.split_at_gaps(split_at_gaps, skip_bad=skip_bad_episodes)
     if strict:
         original.refuse_left_out()
     original = original.checked(skip_bad=skip_bad_episodes).with_fps(fps)

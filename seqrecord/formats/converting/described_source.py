@@ -111,17 +111,28 @@ class DescribedSource:
             resizing=resizing,
         )
 
-    def split_at_gaps(self, seconds: float | None) -> DescribedSource:
-        """Cut episodes at gaps in time, see `split_at_gaps`; `None`: nowhere."""
+    def split_at_gaps(self, seconds: float | None, *, skip_bad: bool) -> DescribedSource:
+        """Cut episodes at gaps in time, see `split_at_gaps`; `None`: nowhere.
+
+        `skip_bad` moves episodes without readable timestamps to `bad`.
+        """
         if seconds is None:
             return self
         if self.in_place:
             raise SourceError(
                 "originals read in place cannot be split at gaps; `seqrecord write` splits them"
             )
-        source, note = split_at_gaps(self.source, self.described_schema, self.episodes, seconds)
-        inventory = self.inventory.extended(notes=[note])
-        return replace(self, source=source, episodes=source.episodes(), inventory=inventory)
+        source, note, bad = split_at_gaps(
+            self.source, self.described_schema, self.episodes, seconds, skip_bad=skip_bad
+        )
+        bad_keys = {episode.key for episode in bad}
+        return replace(
+            self,
+            source=source,
+            episodes=[info for info in source.episodes() if info.key not in bad_keys],
+            inventory=self.inventory.extended(notes=[note]),
+            bad=bad,
+        )
 
     def with_fps(self, fps: float | None) -> DescribedSource:
         """Give a rate to the episodes whose rate the source lacks."""
@@ -147,11 +158,11 @@ class DescribedSource:
 
     def checked(self, *, skip_bad: bool) -> DescribedSource:
         """Check keys, metadata, rates and splits; `skip_bad` moves wrong episodes to `bad`."""
-        if not self.episodes:
+        if not self.episodes and not self.bad:
             raise SourceError("the source has no episodes")
         seen: set[str] = set()
         good: list[EpisodeInfo] = []
-        bad: list[BadEpisode] = []
+        bad = [*self.bad]
         for info in self.episodes:
             try:
                 check_key(info.key)

@@ -10,7 +10,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SchemaError, SourceError
+from seqrecord.errors import SchemaError, SourceError, located
+from seqrecord.formats.converting.convert_jobs import BadEpisode
+from seqrecord.in_place.boundary import boundary, check_unexpected
+from seqrecord.in_place.file_types import explained
 from seqrecord.in_place.remote_source import narrowed
 from seqrecord.store.feature_kinds import size_in
 from seqrecord.store.format.time_spans import clock_of, is_plausible
@@ -144,13 +147,19 @@ class _Clock:
 
 
 def split_at_gaps(
-    source: Source, schema: Schema, episodes: Sequence[EpisodeInfo], seconds: float
-) -> tuple[SplitSource, str]:
+    source: Source,
+    schema: Schema,
+    episodes: Sequence[EpisodeInfo],
+    seconds: float,
+    *,
+    skip_bad: bool = False,
+) -> tuple[SplitSource, str, list[BadEpisode]]:
     """Cut episodes where timestamps of successive frames differ by more than `seconds`.
 
     Reads the timestamps of all episodes. `schema` has the kinds and units of the source's features.
     Part n of the episode `KEY` gets the key `KEY/n`, counted from 0; episodes without a gap keep
-    their keys. Also returns a note for the inventory.
+    their keys. Also returns a note for the inventory, and, with `skip_bad`, the episodes whose
+    timestamps cannot be read.
 
     Raises `SchemaError` without timestamps or with a unit that is unknown, and `SourceError` for a
     dataset as the source, or a frame without a timestamp.
@@ -166,8 +175,18 @@ def split_at_gaps(
     clock = _Clock.of(source, schema, episodes)
     parts: dict[str, _Part] = {}
     num_cut, num_parts, first_gap = 0, 0, ""
+    bad: list[BadEpisode] = []
     for info in episodes:
-        steps = clock.steps(info)
+        try:
+            with explained(), boundary(episode=info.key), located(SourceError, episode=info.key):
+                steps = clock.steps(info)
+        except SourceError as error:
+            if not skip_bad:
+                raise
+            # A copy, which keeps no frames of the stack.
+            bad.append(BadEpisode(info, type(error)(error.message, **error.context())))
+            check_unexpected(episode.cause for episode in bad)
+            continue
         if len(gaps := np.flatnonzero(steps > seconds) + 1):
             num_cut, num_parts = num_cut + 1, num_parts + len(gaps) + 1
             first_gap = (
@@ -180,6 +199,8 @@ def split_at_gaps(
             if key in parts:
                 raise SourceError("a part of an episode has the key of another one", episode=key)
             parts[key] = _Part(info, range(start, stop))
+    if clash := next((episode.key for episode in bad if episode.key in parts), None):
+        raise SourceError("a part of an episode has the key of another one", episode=clash)
     note = f"split at gaps of more than {seconds:g} s: no episode has one"
     if num_cut:
         note = (
@@ -187,7 +208,7 @@ def split_at_gaps(
             f"{num_parts}; the first gap: {first_gap}"
         )
     kind = _SplitVideoSource if hasattr(source, "videos") else SplitSource
-    return kind(source, parts), note
+    return kind(source, parts), note, bad
 
 
 def _clock_only(source: Source, clock: str, episodes: Sequence[EpisodeInfo]) -> Source:

@@ -51,7 +51,7 @@ from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.statistics.collecting import StatisticsCollector
 from seqrecord.store.storage.url import local_path
-from seqrecord.store.units import Progress
+from seqrecord.store.units import Progress, exact_rate
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.container import TimedPacket, mux_mp4
 from seqrecord.video.decoding import decode_gop, display_order
@@ -376,7 +376,7 @@ def _rate(episodes: Sequence[Episode], fps: float | None) -> Fraction:
             expected="frames per second",
             got=", ".join(map(str, sorted(rates, key=str)))[:100],
         )
-    return Fraction(rate).limit_denominator(1001)
+    return exact_rate(rate)
 
 
 def _gops(data: memoryview, count: int, feature: str) -> Iterator[Gop]:

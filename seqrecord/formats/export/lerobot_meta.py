@@ -168,10 +168,16 @@ def _check_names(features: Schema, rename: Mapping[str, str]) -> None:
     if rename:
         features.select(list(rename))  # raises for unknown features
     names = [rename.get(name, name) for name in features]
+    for feature, name in zip(features, names, strict=True):
+        if name in (TASK, EVENTS) and features[feature].value != "text":
+            raise SchemaError(
+                f"LeRobot's column {name} has texts; rename the feature (--rename {feature}=NAME)",
+                feature=feature,
+                expected="text",
+                got=str(features[feature]),
+            )
     for feature, name in rename.items():
-        reserved = (*OWN, TIMESTAMP, _RECORDED, PERSISTENT)
-        is_text = features[feature].value == "text"
-        if name in reserved or (name in (TASK, EVENTS) and not is_text) or "/" in name or not name:
+        if name in (*OWN, TIMESTAMP, _RECORDED, PERSISTENT) or "/" in name or not name:
             raise SchemaError(
                 "column cannot have this name: LeRobot reserves it, or it has a slash",
                 feature=feature,
@@ -387,7 +393,8 @@ class LeRobotMeta:
         """
         import pyarrow.parquet as pq  # here, since it takes long to import
 
-        self._flush()
+        if self._rows or not self._num_rows:
+            self._flush()
         self._file.close()
         folder = self._root / "meta"
         pq.write_table(task_table(self._tasks), folder / "tasks.parquet")
@@ -418,7 +425,7 @@ class LeRobotMeta:
         axis_names = names if isinstance(names, dict) else {}
         return dataset_info(
             {
-                column.name: column.describe(axis_names.get(column.name), self._fps)
+                column.name: column.describe(axis_names.get(column.feature), self._fps)
                 for column in self._columns
                 if column.name != TASK
             },

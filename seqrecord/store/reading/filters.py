@@ -121,11 +121,15 @@ class _All:
 
 
 class _Glob(NamedTuple):
+    """A pattern; the key of an episode is that episode, whatever it would match."""
+
     pattern: str
 
     def rows(self, candidates: _Candidates) -> Iterable[int]:
-        keys, match = candidates.index.positions.items(), fnmatch.fnmatchcase
-        return (row for key, row in keys if match(key, self.pattern))
+        positions, match = candidates.index.positions, fnmatch.fnmatchcase
+        if self.pattern in positions:
+            return [positions[self.pattern]]
+        return (row for key, row in positions.items() if match(key, self.pattern))
 
     def has(self, record: Mapping[str, Any]) -> bool:
         key = record["key"]

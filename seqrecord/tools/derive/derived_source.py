@@ -254,7 +254,9 @@ def _differs(view: View) -> bool:
     """Whether the samples of epoch 1 are others than those of epoch 0."""
     first, second = view.samples.in_epoch(0).samples, view.samples.in_epoch(1).samples
     return first.names != second.names or any(
-        not np.array_equal(first[name], second[name]) for name in first.names
+        not np.array_equal(values, second[name], equal_nan=values.dtype.kind == "f")
+        for name in first.names
+        for values in [np.asarray(first[name])]
     )
 
 

@@ -16,7 +16,7 @@ from seqrecord.errors import SourceError
 from seqrecord.formats.indexing.source_opening import open_source
 from seqrecord.in_place.boundary import boundary, skipping_unreadable
 from seqrecord.store.feature_kinds import size_in
-from seqrecord.store.format.time_spans import clock_of
+from seqrecord.store.format.time_spans import clock_of, is_plausible
 from seqrecord.store.originals.protocol import EpisodeInfo, Source, blocks_of
 from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.statistics.by_feature import Statistics
@@ -210,9 +210,11 @@ def _measured(
     seconds, gap = None if info.fps is None else info.num_frames / info.fps, None
     for name, values in vectors.items():
         if name == clock:
-            times = values[:, 0] * (size_in(schema[name].unit, "s") or 1.0)
-            if len(times) > 1:
-                seconds, gap = float(times[-1] - times[0]), float(np.diff(times).max())
+            size, times = size_in(schema[name].unit, "s"), values[np.isfinite(values[:, 0]), 0]
+            steps = np.diff(times)
+            if len(steps) and (size is not None or is_plausible(float(np.median(abs(steps))))):
+                times, steps = times * (size or 1.0), steps * (size or 1.0)
+                seconds, gap = float(times[-1] - times[0]), float(steps.max())
             continue
         deviations = statistics[name].normalize(values)
         scaled[schema[name].kind == "action"].append(
@@ -231,7 +233,7 @@ def _measured(
         state_outlier=_greatest(states),
         action_outlier=_greatest(actions),
         gap=gap,
-        not_finite=sum(int((~np.isfinite(v)).sum()) for n, v in vectors.items() if n != clock),
+        not_finite=sum(int((~np.isfinite(v)).sum()) for v in vectors.values()),
     )
     return quality, states[-1] if len(states) else np.zeros(0)
 
