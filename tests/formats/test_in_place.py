@@ -273,6 +273,14 @@ def test_a_selection_without_bad_episodes_is_read(tmp_path: Path) -> None:
         ):
             assert [key for b in clips for key in b["episode"]] == good[1:]
     opened: Any = seqrecord.open(root, skip_bad_episodes=True)
+    for name, numbers in (("episode", [0, 1, 1]), ("episode_index", [0, 1, 2])):
+        table = {name: numbers, "start": [1, 0, 2]}
+        with pytest.raises(SourceError, match=refused):
+            _loader(root, samples=table)
+        pipe = seqrecord.SeqRecordPipe(opened, samples=table, clip_len=2, batch_size=1)
+        found = [(batch["episode"][0], batch["start"].item()) for batch in pipe]
+        expected = [(good[0], 1), (good[1], 0), (good[1], 2)]
+        assert sorted(found) == (expected if name == "episode" else expected[::2])
     skipping = _loader(opened, episodes=[bad, *good])
     assert {key for b in pickle.loads(pickle.dumps(skipping)) for key in b["episode"]} == {*good}
     with seqrecord.open(root, skip_bad_episodes=True) as dataset:

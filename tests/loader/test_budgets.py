@@ -481,6 +481,31 @@ def test_clips_above_the_budget(records: Path) -> None:
     assert drop.num_clips == len(table["frames"]) - large
 
 
+@pytest.mark.parametrize("too_large", ["error", "drop", "alone"])
+def test_clips_of_one_length_above_the_budget(records: Path, too_large: str) -> None:
+    options: dict[str, Any] = {"batch_size": Budget(3, too_large=too_large)}
+    for samples in (
+        {"clip_len": 4},
+        {"samples": {"episode": ["e10"] * 2, "frames": [[0, 1, 2, 4]] * 2}},
+    ):
+        if too_large != "alone":
+            with pytest.raises(ClipError, match=r"every clip costs more.*at most 3.*got: 4 frames"):
+                SeqRecordPipe(records, **samples, **options)
+            continue
+        for batch in SeqRecordPipe(records, **samples, **options):
+            assert len(batch["episode"]) == 1
+
+
+def test_frames_of_a_budget_are_those_of_clips(records: Path) -> None:
+    """The first axis of what functions of clips return is no number of frames."""
+
+    def embed(clip: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
+        return {"x": clip["x"], "embedding": np.zeros(512, np.float32)}
+
+    pipe = SeqRecordPipe(records, clip_len=4, clip_transform=embed, batch_size=Budget(12))
+    assert {len(batch["episode"]) for batch in pipe} == {3}
+
+
 def test_resuming_on_other_ranks_and_workers(records: Path) -> None:
     """Each row once, in parts of 4 ranks, 3 ranks with 2 workers, and 2 ranks; rows() agrees."""
     table = lists()

@@ -78,6 +78,21 @@ def test_stereo_partners_are_exchanged(records: Path, kind: str) -> None:
                 assert_rigid(batch, image)
 
 
+def test_a_partner_without_a_camera_is_exchanged_as_unknown(tmp_path: Path, records: Path) -> None:
+    """Flipped clips of the left image show the right one, whose camera is unknown."""
+    with seqrecord.open(records) as dataset:
+        (episode,) = dataset.episodes.values()
+        frames = [{n: episode[t][n] for n in (*IMAGES, "pose_left")} for t in range(4)]
+    kinds = {"pose_left": {"kind": "pose", "unit": "m"}}
+    write_dataset(tmp_path / "records", {"a": frames}, features=kinds)
+    camera = Camera(poses={"image_left": "pose_left"}, axes="opencv")
+    for p in (0, 1):
+        for batch in batches(tmp_path / "records", HorizontalFlip(p), IMAGES, camera=camera):
+            assert batch["image_left_pose_is_missing"].all() == bool(p)
+            assert batch["image_left_pose"].any() != bool(p)
+            assert "image_right_pose" not in batch
+
+
 def test_depth_of_points(records: Path) -> None:
     """Depth maps have the depths of points at their pixels."""
     for batch in batches(records, [RandomCrop((88, 120)), HorizontalFlip(0.5)]):

@@ -643,6 +643,15 @@ def test_depth_maps(tmp_path: Path) -> None:
     assert check(both) == 4
 
 
+@pytest.mark.parametrize("skew", [None, "none", [0.5]])
+def test_an_unknown_skew_is_an_unknown_camera(tmp_path: Path, skew: Any) -> None:
+    """K is 0 and masked, not NaN."""
+    write(tmp_path, {"a": 3}, metadata={"camera": {**PINHOLE, "skew": skew}})
+    batch = first_batch(tmp_path, Camera(dtype="float64"))
+    assert batch["image_K_is_missing"].all()
+    assert not batch["image_K"].any()
+
+
 LENSES = {"opencv": (0.1, -0.2, 0.01, 0.02, 0.05), "opencv_fisheye": (0.1, -0.2, 0.01, 0.02)}
 
 

@@ -26,6 +26,7 @@ from seqrecord import (
 from seqrecord.samples import subset
 from tests.cuda.side_streams import NO_GPU, STREAMS, device_of
 from tests.kit.clip_data import begun, digests, resumed
+from tests.kit.datasets import write_dataset
 
 SIZES = {"arm": 6, "humanoid": 14, "second": 6}
 CAMERAS = {"arm": ("top",), "humanoid": ("top", "wrist"), "second": ("wrist",)}
@@ -289,6 +290,35 @@ def test_own_steps_of_sources_and_nested_mixes(root: Path) -> None:
     assert info.value.feature == "state"
     kept = SeqRecordMix(both, batch_size=2, **form(normalize="source"))
     assert kept.normalized["arms/one"]["state"] is normal
+
+
+@pytest.mark.parametrize("scope", ["source", "mix", "robot_type"])
+def test_single_values_at_places_are_normalized_by_their_own(tmp_path: Path, scope: str) -> None:
+    """Grippers of one value at place 6, at 0 and, without a place, of a third robot."""
+    placed: dict[str, list[int] | None] = {"a": [6], "b": [1], "c": None, "d": [6]}
+    values = {name: np.random.default_rng(n).normal(n, n + 1, 40) for n, name in enumerate(placed)}
+    loaders = {}
+    for name, own in placed.items():
+        frames = [{"gripper": np.array([value], np.float32)} for value in values[name]]
+        path = tmp_path / name
+        metadata = {"e": {"robot_type": name}}
+        features = {"gripper": {"kind": "action"}}
+        write_dataset(path, {"e": frames}, metadata=metadata, features=features)
+        vectors = None if own is None else {"gripper": Vector(place=own)}
+        loaders[name] = SeqRecordIterableDataset(path, clip_len=1, vectors=vectors)
+    vector = Vector(pad_to=8, normalize="mean_std", statistics=scope)
+    mix = SeqRecordMix(loaders, batch_size=8, vectors={"gripper": vector})
+    for batch in mix:
+        for row, name in enumerate(batch["dataset"]):
+            place = (placed[name] or [0])[0]
+            sharing = [n for n, places in placed.items() if (places or [0])[0] == place]
+            names = sharing if scope == "mix" else [name]
+            mean = np.mean([values[n].mean() for n in names])
+            square = np.mean([(values[n] ** 2).mean() for n in names])
+            value = values[name][batch["start"][row]]
+            expected = np.zeros(8)
+            expected[place] = (value - mean) / np.sqrt(square - mean**2)
+            np.testing.assert_allclose(batch["gripper"][row, 0], expected, atol=1e-5)
 
 
 def test_results_of_functions_are_padded_and_normalized(root: Path) -> None:

@@ -693,6 +693,22 @@ def test_repeats_by_values(labelled: Dataset, name: str, power: float) -> None:
     assert found.total() / 40 == pytest.approx(len(clips), abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("values", "row"),
+    [((1, 2, None), 10), ((1.5, None, 2), 4), (([1], [2], [1]), 0), ((1, [1], [2]), 4)],
+)
+def test_values_that_are_no_shares(tmp_path: Path, values: Any, row: int) -> None:
+    """Numbers that an episode lacks, and lists, are named; they are not counted as texts."""
+    keys = "abc"
+    frames = {
+        key: [{"x": np.int64(i)} for i in range(n)] for key, n in zip(keys, (4, 6, 5), strict=True)
+    }
+    metadata = {k: {} if v is None else {"v": v} for k, v in zip(keys, values, strict=True)}
+    write_dataset(tmp_path / "records", frames, metadata=metadata)
+    with pytest.raises(ClipError, match=f"repeat_by has no share of v in row {row};"):
+        SeqRecordPipe(tmp_path / "records", clip_len=1, samples=repeat_by("v"), batch_size=2)
+
+
 def alternate(samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
     """Half of an episode's samples, with a text, a draw and the largest start of the episode."""
     last = samples["start"].max()

@@ -198,16 +198,21 @@ def read_samples(
 def without_episodes(
     samples: TableLike, bad: BadEpisodes
 ) -> tuple[dict[str, pa.Array], list[Mapping[str, Any]]]:
-    """Remove the samples of bad episodes; also returns the records of these, of `bad.records`."""
+    """Remove the samples of bad episodes; also returns the records of these, of `bad.records`.
+
+    Row numbers refer to the episodes that are left: any bad one would change them.
+    """
     import pyarrow.compute as pc  # a slow import
 
     columns = table_columns(samples, of_spans=True)
-    column = columns[sample_places(columns)["episode"]]
-    is_number = pa.types.is_integer(column.type)
-    names = [
-        record["metadata"].get("episode_index") if is_number else record["key"]
-        for record in bad.records
-    ]
+    name = sample_places(columns)["episode"]
+    column = columns[name]
+    if holds_text(column.type):
+        names = [record["key"] for record in bad.records]
+    elif name == "episode_index":
+        names = [record["metadata"].get(name) for record in bad.records]
+    else:
+        return columns, [*bad.records]
     is_bad = pc.is_in(column, value_set=pa.array(names, column.type))
     present = {*column.filter(is_bad).to_pylist()}
     records = [r for r, name in zip(bad.records, names, strict=True) if name in present]

@@ -147,21 +147,24 @@ class MixForm:
                         expected="normalize of the mix, or of its sources",
                     )
                 statistics = stored_statistics(view, name)
-                parts.append(WeightedChannels(statistics, weight, step.places))
+                places = step.places or tuple(range(_channels(step) or 0)) or None
+                parts.append(WeightedChannels(statistics, weight, places))
         sizes = [int(one or 1) for step in given.values() for one in step.made.shape or (1,)]
-        are_one = all(len(part.statistics.sketches) == 1 for part in parts)
         origin = ", ".join(weights)
         if scope != "source":
             total = sum(weights.values())
             origin = ", ".join(f"{n} {w / total:.3g}" for n, w in weights.items())
-        size = 1 if are_one else max(sizes)
-        merged = Normalization.merged(parts, size, mode, f"{scope}: {origin}")
+        merged = Normalization.merged(parts, max(sizes), mode, f"{scope}: {origin}")
         warn_unscaled(name, merged.unscaled, merged.source)
         for source, step in given.items():
-            count = step.given.shape[0] if step.given.shape else 1
-            places = step.places or tuple(range(int(count or 1)))
+            places = step.places or tuple(range(_channels(step) or 1))
             with naming_source(source):
                 steps[source][name] = normalized(step, name, merged.at(places))
+
+
+def _channels(step: VectorStep) -> int | None:
+    """The values of a vector before its step; `None` if their number varies."""
+    return step.given.shape[0] if step.given.shape else 1
 
 
 def _is_usual(view: View, name: str) -> bool:

@@ -59,14 +59,21 @@ class SampleCosts:
         budget, lists = options.budget, view.excerpts
         if budget is None or options.clip_lens is not None:
             return None
-        lengths: IntArray | int = max(view.lengths.values(), default=1)
+        lengths: IntArray | int = max(view.clip_frames.lengths.values(), default=1)
         form, pads = "stacked", options.ragged == "pad"
         if lists is not None:
             lengths = lists.length if lists.length_of is None else lists.length_of
             if lists.length_of is not None and view.draws.functions is None:
                 form = "padded" if pads else "packed"
         pads = pads if budget.padded is None else budget.padded
-        return cls(budget, lengths, pads, form)
+        costs = cls(budget, lengths, pads, form)
+        if budget.too_large != "alone" and (costs.constant or 0) > budget.size:
+            raise ClipError(
+                "every clip costs more than the budget of a batch",
+                expected=f"at most {budget.size}; too_large='alone', or a larger budget",
+                got=f"{costs.constant} frames",
+            )
+        return costs
 
     @property
     def constant(self) -> int | None:

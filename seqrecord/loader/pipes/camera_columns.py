@@ -356,11 +356,15 @@ class _Clips:
     # ---- of frames in the batch
 
     def exchange(self, cameras: Mapping[str, _Cameras]) -> None:
-        """Exchange the cameras of stereo pairs in flipped clips, as their images are."""
+        """Exchange the cameras of stereo pairs in flipped clips, as their images are.
+
+        An image whose partner has no camera has none then.
+        """
         crop = self.batch.drawn.crop
         for name, partner in ({} if crop is None else crop.partners).items():
-            if name < partner and name in cameras and partner in cameras:
-                cameras[name].exchange(cameras[partner], self._flipped(name))
+            if name in cameras and (name < partner or partner not in cameras):
+                other = cameras.get(partner, _Cameras.missing(cameras[name].no_pose.shape))
+                cameras[name].exchange(other, self._flipped(name))
 
     def move(self, image: str, cameras: _Cameras) -> None:
         """Move cameras with the windows of an image, and into the mirrored world in flips."""

@@ -281,8 +281,9 @@ def _camera_of(
     camera = image.in_metadata(metadata)
     columns = camera.columns(None, [metadata.get("camera")])
     matrix: FloatArray | None = None
-    if not np.isnan(columns[camera.column]).any():
-        matrix = camera_matrix(columns[camera.column], columns[camera.skew_column])[0]
+    intrinsics, skew = columns[camera.column], columns[camera.skew_column]
+    if not np.isnan(intrinsics).any() and not np.isnan(skew).any():
+        matrix = camera_matrix(intrinsics, skew)[0]
     # Sources declare distortion: a camera without an entry has none.
     lens = lens_of(camera.camera_in(metadata.get("camera")) or {})
     if lens is None or (matrix is None and image.intrinsics is None):

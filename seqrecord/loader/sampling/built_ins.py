@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import gcd
+from numbers import Real
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import Samples
@@ -223,22 +226,40 @@ def _repeat_by(
         values = samples.metadata(name)
         if all(value is None for value in values):
             values = samples.feature(name)
-    values = np.asarray(values)
-    if values.dtype.kind in "OUb":
-        values = np.array(values.tolist())
+    values = _values_of_rows(values, name)
     share = values
     if values.dtype.kind not in "iuf":
         _, which, count = np.unique(values.astype(str), return_inverse=True, return_counts=True)
         share = count[which]
     with np.errstate(all="ignore"):
-        repeat = share.astype(np.float64) ** power
-        repeat /= repeat.mean()
-    for row in np.flatnonzero(~np.isfinite(repeat) | (repeat < 0))[:1].tolist():
-        expected, got = f"numbers above 0 for power={power:g}", repr_of(values[row], 100)
+        shares = share.astype(np.float64) ** power
+        repeat = shares / shares.mean()
+    is_known = np.isfinite(shares) & (shares >= 0)
+    is_wrong = ~np.isfinite(repeat) if is_known.all() else ~is_known
+    for row in np.flatnonzero(is_wrong)[:1].tolist():
+        expected, got = f"numbers above 0 for power={power:g}", repr_of(values[row].item(), 100)
         raise ClipError(
             f"repeat_by has no share of {name} in row {row}", expected=expected, got=got
         )
     return samples.with_columns(repeat=repeat)
+
+
+def _values_of_rows(values: Any, name: str) -> npt.NDArray[Any]:
+    """A text, flag or number for each row; NaN for a number that is missing."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iuf" and values.ndim == 1:
+        return values
+    rows = values.tolist() if isinstance(values, np.ndarray) else [*values]
+    for row, value in enumerate(rows):
+        if isinstance(value, (list, tuple, dict, np.ndarray)):
+            raise ClipError(
+                f"repeat_by has no share of {name} in row {row}",
+                expected="a text, a flag or a number",
+                got=repr_of(value, 100),
+            )
+    known = [value for value in rows if value is not None]
+    if known and all(isinstance(v, Real) and not isinstance(v, bool) for v in known):
+        rows = [math.nan if value is None else value for value in rows]
+    return np.array(rows)
 
 
 def inside(feature: str) -> BuiltIn:
