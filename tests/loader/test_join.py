@@ -165,6 +165,29 @@ def test_windows_in_seconds(tmp_path: Path, clock: str) -> None:
     assert joined == clips_of(SeqRecordPipe(tmp_path / "whole", **options))
 
 
+@pytest.mark.parametrize("names", [["state", "timestamp"], ["timestamp"], ["state", "log_time"]])
+def test_windows_in_seconds_beside_a_clock_that_is_not_selected(
+    tmp_path: Path, names: list[str]
+) -> None:
+    """The companion's clocks are nanoseconds and seconds."""
+    steps = np.where(np.arange(30) % 5, 0.1, 0.3)
+    times = np.cumsum(steps)
+    write_dataset(tmp_path / "base", {"a": columns(x=np.arange(30.0))})
+    frames = columns(log_time=np.int64(times * 1e9), timestamp=times, state=np.arange(30.0))
+    kinds = {"log_time": {"kind": "timestamp", "unit": "ns"}}
+    kinds["timestamp"] = {"kind": "timestamp", "unit": "s"}
+    write_dataset(tmp_path / "companion", {"a": frames}, features=kinds)
+    companion = seqrecord.open(tmp_path / "companion", features=names)
+    dataset = seqrecord.open(tmp_path / "base", join=[companion])
+    [clock] = {*names} - {"state"}
+    whole = columns(x=np.arange(30.0), **{clock: [frame[clock] for frame in frames]})
+    write_dataset(tmp_path / "whole", {"a": whole}, features={clock: kinds[clock]})
+    windows = {"x": seqrecord.Seconds([-0.5, 0.0, 1.0], tolerance=0.3)}
+    options: dict[str, Any] = {"windows": windows, "features": ["x"], "pad": "edge"}
+    joined = clips_of(SeqRecordPipe(dataset, **options))
+    assert joined == clips_of(SeqRecordPipe(tmp_path / "whole", **options))
+
+
 def test_mixes(opening: Any) -> None:
     open_joined, whole, _ = opening
     names = ["step", "latent", "text"]

@@ -229,12 +229,44 @@ def test_duplicate_names_are_refused(places: tuple[Path, Path]) -> None:
         assert dataset.episodes["b"][4]["text"] == "b 4"
 
 
+def test_names_of_features_that_are_not_selected(tmp_path: Path) -> None:
+    """They may be those of others, whose values and statistics are then the dataset's."""
+    values = {"base": np.arange(8.0), "companion": 100 + np.arange(8.0)}
+    for name, own in (("base", "image"), ("companion", "latent")):
+        frames = columns(**{own: np.arange(8.0), "action": values[name]})
+        write_dataset(tmp_path / name, {"a": frames})
+        seqrecord.add_statistics(tmp_path / name)
+    base, companion = tmp_path / "base", tmp_path / "companion"
+    with pytest.raises(SchemaError, match="features of one name"):
+        seqrecord.open(base, join=[companion])
+    with pytest.raises(SchemaError, match="features of one name") as error:
+        seqrecord.open(base, join=[companion], features=["image", "action", "latent"])
+    assert error.value.feature == "action"
+    latent = seqrecord.open(companion, features=["latent"])
+    for names in (None, ["action", "latent"]):
+        with seqrecord.open(base, join=[latent], features=names) as joined:
+            mine = values["base"]
+            assert np.asarray(joined.episodes["a"][:]["action"]).tolist() == mine.tolist()
+            assert joined.statistics["action"].mean == pytest.approx(mine.mean())
+            assert {*joined.statistics} >= {*joined.features}
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda entry: {"key": "b"},
         lambda entry: {**entry, "pages": "", "groups": [{"digests": {"image": "0g"}}]},
         lambda entry: {**entry, "pages": "", "groups": [3]},
+        *(
+            lambda entry, count=count: {
+                **entry,
+                "pages": "",
+                "num_frames": 99,
+                "frames": [0, 99],
+                "groups": [{"first": 0, "chunks": [[1, count]], "digests": {}}],
+            }
+            for count in (2**40, 2**63)
+        ),
         lambda entry: {**entry, "pages": "", "frames": {}},
     ],
 )

@@ -95,6 +95,10 @@ def test_missing_frames_and_features_are_errors(dataset: Dataset) -> None:
     for outside in ([-1], [11]):
         with pytest.raises(IndexError):
             episode.read(outside)
+    for frames in ([1.9], np.arange(11) > 4, ["1"]):  # a mask is no list of frames
+        with pytest.raises(ClipError, match="frames are not numbers"):
+            episode.read(frames)  # type: ignore[arg-type]
+    assert len(episode.read([])["pose"]) == 0
     for frame in (11, -12, 10**30):
         with pytest.raises(IndexError, match="11 frames"):
             episode[frame]

@@ -592,7 +592,7 @@ def test_verify_reindex_and_clean(derived: Path) -> None:
 
 
 def test_edits_of_features(derived: Path) -> None:
-    with pytest.raises(SchemaError, match="values of texts of this name"):
+    with pytest.raises(SchemaError, match="values of texts with this name"):
         edit.add_feature(derived, "task_embedding", lambda episode: np.zeros(len(episode)))
     with pytest.raises(SchemaError, match="the same name"):
         edit.rename_features(derived, {"mean": "task_embedding"})

@@ -364,6 +364,22 @@ def test_overwrite_replaces_a_feature(dataset: tuple[Path, Model]) -> None:
     edit.add_feature(path, "new", some("new"), overwrite=True)  # nothing to replace
 
 
+def test_statistics_of_a_replaced_feature_are_its_own(tmp_path: Path) -> None:
+    """A number becomes a text, which has none."""
+    path = tmp_path / "records"
+    frames = [{"x": np.float32(i), "label": np.int64(i)} for i in range(4)]
+    with SeqRecordWriter(path) as writer, writer.episode("a") as episode:
+        for frame in frames:
+            episode.append(frame)
+    seqrecord.add_statistics(path)
+    edit.add_feature(path, "label", lambda one: ["low"] * len(one), overwrite=True)
+    with seqrecord.open(path) as dataset:
+        assert {*dataset.statistics} == {"x"}
+        assert dataset.episodes["a"][2]["label"] == "low"
+    edit.rename_features(path, {"label": "text"})
+    edit.drop_features(path, "text")
+
+
 def test_set_text_ignores_episodes_that_are_removed_meanwhile(tmp_path: Path) -> None:
     """Between its two commits."""
     path = tmp_path / "records"

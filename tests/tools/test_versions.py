@@ -195,6 +195,34 @@ def texts(episode: Any) -> Any:
     return ["a"] * len(episode)
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_a_version_that_another_commit_replaces_meanwhile(path: Path, number: int) -> None:
+    """It is opened as it was, not the newer one, whenever the commit comes."""
+    before, version, operations = content(path), version_of(path), list[str]()
+
+    def commit(operation: str, name: str, _number: int) -> None:
+        if name == "manifest.json":
+            operations.append(operation)
+            if len(operations) == number + 1:
+                delete_episodes(path, "b")
+
+    storage = FaultyStorage(LocalStorage(path), commit)
+    with seqrecord.open(storage, version=version) as dataset:
+        assert dataset.version == version
+        assert [*dataset.episodes] == [*before]
+
+
+@pytest.mark.parametrize("count", [3, 1000, 5000])
+def test_commands_with_arrays_are_recorded_on_one_line(tmp_path: Path, count: int) -> None:
+    """NumPy breaks lines of long arrays."""
+    write_dataset(tmp_path / "many", {f"e{i}": [{"x": np.int64(i)}] for i in range(count + 1)})
+    delete_episodes(tmp_path / "many", np.arange(count))  # type: ignore[arg-type]
+    with seqrecord.open(tmp_path / "many") as dataset:
+        assert [*dataset.episodes] == [f"e{count}"]
+    [newest, *_] = list_versions(tmp_path / "many")
+    assert newest.command.startswith("delete_episodes(")
+
+
 def test_versions_with_other_splits(path: Path) -> None:
     """A pickled copy of an open dataset keeps its splits, too."""
     with seqrecord.open(path) as dataset:

@@ -316,7 +316,7 @@ def _parse_time_spans(
             got=repr_of(value, 100),
         )
     if num_frames is None:
-        raise FormatError("time spans of an episode of unknown length")
+        raise FormatError("time spans of an episode whose length is unknown")
     return tuple((name, TimeSpans.from_text(value[name], num_frames)) for name in sorted(value))
 
 

@@ -223,6 +223,10 @@ class EpisodeTimeSpans:
         columns = (np.where(is_row, a[rows], np.nan) for a in (self.min_growth, self.max_growth))
         return EpisodeTimeSpans(*columns)
 
+    def of_features(self, places: list[int]) -> EpisodeTimeSpans:
+        """Return the time spans of these features."""
+        return EpisodeTimeSpans(self.min_growth[:, places], self.max_growth[:, places])
+
     def beside(self, others: EpisodeTimeSpans) -> EpisodeTimeSpans:
         """Return the time spans of the same episodes with the features of `others` behind."""
         width = max(self.min_growth.shape[2], others.min_growth.shape[2])

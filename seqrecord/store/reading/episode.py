@@ -112,14 +112,18 @@ class Episode:
 
         Returns values like a slice of the episode. `features` restricts the result. Raises
         `IndexError` for a frame outside `[0, len(self))`, `SchemaError` for a feature that is not
-        selected, and `ClipError` if a frame lacks a feature.
+        selected, and `ClipError` if a frame lacks a feature, and for frames that are no integers.
 
         Example:
             dataset = seqrecord.open("records/")
             episode = next(iter(dataset.episodes.values()))
             print(episode.read([3, 0, 2], features=["pose"])["pose"].shape)
         """
-        specs, numbers = self.features.select(features), np.asarray(frames, np.int64)
+        specs, given = self.features.select(features), np.asarray(frames)
+        if given.size and given.dtype.kind not in "iu":  # such as a mask
+            expected, got = "integers", f"{given.dtype} {[*given.shape]}"
+            raise ClipError("frames are not numbers", episode=self.key, expected=expected, got=got)
+        numbers = given.astype(np.int64)
         if (is_outside := (numbers < 0) | (numbers >= len(self))).any():
             frame = int(numbers[np.argmax(is_outside)])
             raise IndexError(f"frame {frame} of an episode of {len(self)} frames")

@@ -272,6 +272,7 @@ class GroupChunks:
             isinstance(run, list) and [type(n) for n in run] == [int, int] and min(run) >= 1
             for run in lengths
         )
+        is_right = is_right and sum(size * count for size, count in lengths) <= _MAX_FRAMES
         if not is_right or counts - {sum(count for _, count in lengths)}:
             raise FormatError(f"{what} has bad chunks", got=str(lengths)[:100])
         first = fields.integer("first", -_MAX_FRAMES, 0)

@@ -9,7 +9,6 @@ Frames are counted in the source episode, as both identities do::
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError, JoinError, located
+from seqrecord.store.format.text import parse_metadata
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.episode_identity import Identity
 from seqrecord.store.reading.joined_index import Partners
@@ -46,7 +46,11 @@ def stored_identities(
     episodes = np.arange(len(metadata)) if numbers is None else numbers
     texts = (metadata if numbers is None else metadata.take(numbers)).to_pylist()
     for number, text in zip(episodes.tolist(), texts, strict=True):
-        if _MARK in text and isinstance(entry := json.loads(text).get(DERIVED_FROM), dict):
+        if _MARK not in text:
+            continue
+        with located(FormatError, file=dataset.url, episode=dataset.contents.index.key(number)):
+            entry = parse_metadata(text).get(DERIVED_FROM)
+        if isinstance(entry, dict):
             identities[number] = entry
     return identities
 

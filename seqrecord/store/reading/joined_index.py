@@ -21,7 +21,7 @@ import numpy.typing as npt
 from seqrecord.store.clips.grids import IntArray, ragged_arange
 from seqrecord.store.format.index import GroupIndex, Index
 from seqrecord.store.format.rows import GAP_ROW, HEADER_BYTES, features_of
-from seqrecord.store.format.time_spans import EpisodeTimeSpans
+from seqrecord.store.format.time_spans import EpisodeTimeSpans, timestamp_features
 from seqrecord.store.schema import FeatureSpec, Schema
 
 _MAX_EMPTY_FRAMES = 1 << 16  # of a chunk without bytes
@@ -93,9 +93,11 @@ def joined_index(
             if not places.are_all_of(num_frames, index.num_frames):
                 moved = _placed(moved, index.num_frames, places, num_frames)
             groups.append(moved)
+        kept = _kept_clocks(index.schema, schema, first_feature)
+        if index.time_spans is not None and kept:
+            taken = index.time_spans.take(_whole_partners(places, num_frames, index))
+            spans.append(taken.of_features(kept))
         first_feature += len(index.schema)
-        if index.time_spans is not None:
-            spans.append(index.time_spans.take(_whole_partners(places, num_frames, index)))
     time_spans = spans[0] if spans else None
     for addition in spans[1:]:
         assert time_spans is not None
@@ -111,6 +113,16 @@ def joined_index(
         groups=tuple(groups),
         time_spans=time_spans,
     )
+
+
+def _kept_clocks(member: Schema, joined: Schema, first_feature: int) -> list[int]:
+    """Return which timestamp features of a member, with this first place, are in the joined schema.
+
+    Clocks that are not selected count as dropped there.
+    """
+    kept = {joined.position(name) for name in timestamp_features(joined)}
+    clocks = (member.position(name) for name in timestamp_features(member))
+    return [number for number, place in enumerate(clocks) if first_feature + place in kept]
 
 
 def _whole_partners(places: Partners, num_frames: IntArray, index: Index) -> IntArray:

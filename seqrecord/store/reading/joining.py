@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -112,6 +112,22 @@ def _without_texts_of(base: Dataset, companion: Dataset) -> Dataset:
         return companion
     specs = [spec for name, spec in contents.features.items() if name not in twice]
     return Dataset(replace(contents, features=Schema(specs), implied=contents.implied - twice))
+
+
+def check_requested_names(
+    base: Dataset, companion_names: Collection[str], requested: Sequence[str]
+) -> None:
+    """Raise `SchemaError` for a requested feature that the base and a companion have."""
+    names, schema = base.contents.names, base.contents.index.schema.active
+    of_base = {names.get(name, name) for name in schema}
+    if twice := [name for name in requested if name in of_base and name in companion_names]:
+        raise SchemaError(
+            "a dataset and its companion have features of one name; open the companion with "
+            "features= of others, or rename them with Dataset.renamed",
+            file=base.url,
+            feature=twice[0],
+            got=", ".join(twice),
+        )
 
 
 def _check_names(base: Dataset, companions: Sequence[Dataset]) -> None:
@@ -247,16 +263,16 @@ class Join:
         """Return the statistics of the datasets whose frames are all here."""
         base = self.base.contents
         lengths = base.index.num_frames[self.rows]
-        members = [(base, Partners(self.rows, np.zeros_like(self.rows)))]
-        members += [
-            (companion.contents, partners)
-            for companion, partners in zip(self.companions, self.partners, strict=True)
-        ]
+        members = [(self.base, Partners(self.rows, np.zeros_like(self.rows)))]
+        members += zip(self.companions, self.partners, strict=True)
         features: dict[str, Any] = {}
-        for contents, partners in members:
+        for dataset, partners in members:
             order = np.argsort(partners.episode, kind="stable")
+            contents = dataset.contents
             if partners.take(order).are_all_of(lengths[order], contents.index.num_frames):
-                features |= contents.statistics
+                # Another dataset may have a feature of the same name that is selected.
+                selected = dataset.features.keys()
+                features |= {n: one for n, one in contents.statistics.items() if n in selected}
         if not features:
             return Statistics(0, {}, lacking=base.storage.url)
         return Statistics(int(lengths.sum()), features)

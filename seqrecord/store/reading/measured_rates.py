@@ -6,7 +6,7 @@ import numpy as np
 
 from seqrecord.store.feature_kinds import size_in
 from seqrecord.store.format.frame_rates import MeasuredRate
-from seqrecord.store.format.time_spans import clock_of, is_plausible
+from seqrecord.store.format.time_spans import clock_of, is_plausible, signed
 from seqrecord.store.reading.episode import Episode
 
 
@@ -21,7 +21,8 @@ def measured_rate(episode: Episode, fps: float | None = None) -> MeasuredRate | 
         return None
     times = np.ravel(episode.read(range(len(episode)), features=[clock])[clock])
     size = size_in(episode.features[clock].unit, "s")
-    since = (times - times[:1]).astype(np.float64) if len(times) else np.zeros(0)
+    times = signed(times) if len(times) else times  # of unsigned ones, differences would wrap
+    since = (times - times[:1]).astype(np.float64)
     rate = MeasuredRate.of(since * (size or 1.0), fps or episode.fps)
     if rate is not None and size is None and not is_plausible(1 / rate.mean_fps):
         return None

@@ -152,7 +152,11 @@ def open_joined(
     if not companions:
         return open_base(features)
     # Here, because loaders of single datasets do not need it.
-    from seqrecord.store.reading.joining import check_texts, join_datasets
+    from seqrecord.store.reading.joining import (
+        check_requested_names,
+        check_texts,
+        join_datasets,
+    )
 
     with ExitStack() as opened_datasets, ExitStack() as opened_tables:
 
@@ -179,6 +183,8 @@ def open_joined(
                 error.expected = f"{error.expected}, {', '.join(companion_names)}"
             raise
         opened_datasets.callback(base.close)
+        if features is not None:
+            check_requested_names(base, companion_names, features)
         datasets = []
         for member in members:
             datasets.append(companion_of(member, base))

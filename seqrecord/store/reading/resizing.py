@@ -15,6 +15,8 @@ from seqrecord.store.codecs.base import MAX_BUFFER_BYTES, thread_buffer
 from seqrecord.store.codecs.resizing import resize_into
 from seqrecord.store.feature_kinds import has_pixels, is_flow, is_image, known_kind
 from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.text import repr_of
+from seqrecord.store.units import is_integer
 
 Sizes: TypeAlias = "Mapping[str, tuple[int, int]] | tuple[int, int]"
 """(height, width) by feature, or one size for all images."""
@@ -42,6 +44,16 @@ def resized_schema(schema: Schema, sizes: Sizes) -> Schema:
             expected=f"some of {', '.join(schema)}",
             got=", ".join(unknown),
         )
+    for name, value in sizes.items():
+        size: Any = value
+        is_size = isinstance(size, tuple | list) and len(size) == 2
+        if not is_size or not all(is_integer(side) and side >= 1 for side in size):
+            raise ClipError(
+                "resize is no height and width",
+                feature=name,
+                expected="two integers of at least 1",
+                got=repr_of(size, 50),
+            )
     return Schema(
         [_resize_spec(s, sizes[s.name]) if s.name in sizes else s for s in schema.values()]
     )

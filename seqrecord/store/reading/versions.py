@@ -118,8 +118,10 @@ def open_version(storage: Storage, version: str) -> tuple[Manifest, Index]:
     A deleted index is rebuilt from the record files' footers. Raises `NotFoundError` for an unknown
     version, and if a file is missing.
     """
-    if (manifest := read_manifest(storage)).commit == version:
-        return load(storage)
+    if read_manifest(storage).commit == version:
+        manifest, index = load(storage)
+        if manifest.commit == version:  # else another one was committed meanwhile
+            return manifest, index
     try:
         manifest = read_version(storage, version)
     except NotFoundError as error:

@@ -61,7 +61,7 @@ from seqrecord.store.reading.metadata import (
 from seqrecord.store.reading.versions import read_version
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.base import Storage
-from seqrecord.store.text import repr_of
+from seqrecord.store.text import one_line, repr_of
 
 _NAME = re.compile(
     r"(?:records/\d{5,}-([0-9a-f]{16})[0-9a-f]{16}\.seqrec"
@@ -324,7 +324,8 @@ def recorded(function: Callable[_P, _T]) -> Callable[_P, _T]:
             if name not in _NOT_RECORDED and value is not signature.parameters[name].default
         }
         text = ", ".join(f"{name}={value}" for name, value in arguments.items())
-        command = f"{function.__name__}({text})"[:MAX_COMMAND_LENGTH]
+        # Of arrays and tables, whose `repr` has line breaks, too.
+        command = one_line(f"{function.__name__}({text})")[:MAX_COMMAND_LENGTH]
         token = _command.set(_command.get() or command)  # the outermost call
         try:
             return function(*args, **options)

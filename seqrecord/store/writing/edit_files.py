@@ -129,7 +129,8 @@ def _pieces(edit: Edit) -> Iterator[Edit]:
     elif isinstance(edit, Relabel):
         yield from (Relabel(dict(part)) for part in _parts(edit.metadata))
     elif isinstance(edit, Trim):
-        yield from map(Trim, map(dict, batched(edit.frames.items(), lambda _: 1, _UIDS_AT_ONCE)))
+        # Each is three values of JSON, of which a file has at most 2**20.
+        yield from map(Trim, map(dict, batched(edit.frames.items(), lambda _: 2, _UIDS_AT_ONCE)))
     else:
         yield edit
 

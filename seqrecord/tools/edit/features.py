@@ -120,7 +120,7 @@ def add_feature(
             )
         if name in {dictionary.name for dictionary in manifest.dictionaries}:
             raise SchemaError(
-                "the dataset has values of texts of this name; choose another name",
+                "the dataset has values of texts with this name; choose another name",
                 file=storage.url,
                 feature=name,
             )
@@ -164,7 +164,8 @@ def add_feature(
         for note in irregular_notes(files.irregular):
             _logger.warning("%s: %s", storage.url, note)
         if statistics is not None:
-            statistics = Statistics(statistics.num_frames, {**statistics, **collector.statistics()})
+            others = {n: one for n, one in statistics.items() if n != name}
+            statistics = Statistics(statistics.num_frames, {**others, **collector.statistics()})
         dataset.commit([Features(schema)], statistics, writer=writer)
         return new_spec
 
