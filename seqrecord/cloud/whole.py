@@ -138,7 +138,7 @@ class WholeFileStorage(ABC):
             except StorageError as error:
                 failure = error
             try:
-                was_sent = pieces.is_read
+                was_sent |= pieces.is_read
                 if was_sent:
                     stored_size = self._size(path)
                     # On failure, either the response was lost, or another file has the name.

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 
 from seqrecord.errors import LocationError, SeqRecordError
 from seqrecord.in_place.file_types import explained
@@ -46,12 +47,24 @@ def open_remote(
 
 def _beside(url: str, options: Mapping[str, Any] | None) -> tuple[RemoteFiles, Path]:
     """Return the files of a URL's parent folder, and the path of the URL's file."""
+    above, name = folder_and_name(url)
+    if not name or above.partition("?")[0].endswith((":/", ":")):
+        place = url.partition("?")[0].rpartition("@")[2]
+        raise NoOriginalError(_NOTHING, file=place, expected=_ORIGINAL)
+    files = RemoteFiles(open_storage(above, options))
+    return files, files.root / name
+
+
+def folder_and_name(url: str) -> tuple[str, str]:
+    """Return the URL of a file's folder, with the file's query, and the name of the file.
+
+    A percent sign encodes a character in URLs of the web and of the Hub; object names of others
+    may contain it.
+    """
     place, mark, query = url.partition("?")
     above, _, name = place.rstrip("/").rpartition("/")
-    if not name or above.endswith((":/", ":")):
-        raise NoOriginalError(_NOTHING, file=place.rpartition("@")[2], expected=_ORIGINAL)
-    files = RemoteFiles(open_storage(above + mark + query, options))
-    return files, files.root / name
+    is_encoded = place.lower().startswith(("https://", "http://", "hf://"))
+    return above + mark + query, unquote(name) if is_encoded else name
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -303,6 +304,20 @@ def test_connections_are_reused_and_handshake_errors_time_out(tmp_path: Path) ->
         with pytest.raises(errors.DeadlineError):
             get(storage, "a", 0, 50)
         storage.close()
+
+
+@pytest.mark.parametrize("user", ["me:secret", "me@lab:a/b?c", "jürgen:größe", "me:"])
+def test_name_and_password_of_a_web_server(tmp_path: Path, user: str) -> None:
+    (tmp_path / "a").write_bytes(DATA)
+    name, _, password = user.partition(":")
+    with WebFolder(tmp_path, user=user) as server:
+        place = f"{quote(name, '')}:{quote(password, '')}@{server.host}"
+        with closing(open_storage(f"http://{place}")) as storage:
+            assert storage.size("a") == len(DATA)
+            assert get(storage, "a", 3, 900) == DATA[3:900]
+            assert not password or password not in f"{storage.url}{storage!r}"
+        with closing(open_storage(server.endpoint)) as storage, pytest.raises(errors.AccessError):
+            storage.size("a")
 
 
 def test_a_web_server_is_not_written_to(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import tempfile
 import tracemalloc
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import fsspec
 import h5py
@@ -70,6 +71,11 @@ def test_a_file_of_a_web_server(tmp_path: Path) -> None:
             assert everything(open_source(url)) == everything(open_source(path))
         with pytest.raises(SourceError, match="nothing at the URL"):
             open_source(f"{server.endpoint}/gone.hdf5")
+        odd = tmp_path / "my run" / "50 % ä#1.hdf5"
+        odd.parent.mkdir()
+        shutil.copy(paths[1], odd)
+        url = f"{server.endpoint}/{quote(odd.relative_to(tmp_path).as_posix())}"
+        assert everything(open_source(url)) == everything(open_source(odd))
 
 
 def test_bags_are_copied_one_at_a_time(

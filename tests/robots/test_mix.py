@@ -216,6 +216,20 @@ def test_metadata(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert (subset.num_frames, subset.num_episodes) == (13, 2)
 
 
+def test_items_outside_of_a_subset_are_refused(root: Path) -> None:
+    """Not other episodes' frames: a loop over a split's training part ends at its last item."""
+    for ours in (dataset(root), dataset(root, episodes=[5]), *dataset(root).split(0.4)):
+        count = len(ours)
+        for outside in (count, -count - 1, 10_000):
+            with pytest.raises(IndexError, match=f"item {outside} of {count}"):
+                ours[outside]
+        indices = [item["index"].item() for item in ours[:]]
+        items: Any = ours  # iterated by number until `IndexError`
+        assert [item["index"].item() for item in items] == indices
+        assert ours[-1]["index"].item() == indices[-1]
+        assert ours[-count]["index"].item() == indices[0]
+
+
 def test_split_takes_the_last_episodes_of_each_task_for_validation(root: Path) -> None:
     ours = dataset(root, image_transforms=torch.neg)
     train, val = ours.split(0.4)

@@ -134,6 +134,13 @@ def test_roots_on_urls(main: Path, original: Path, tmp_path: Path) -> None:
     for other in (url, (tmp_path / "none").as_uri(), "unknown://bucket/set"):
         with pytest.raises(FileNotFoundError):  # another format may support it
             reader.localize_root("a/test", other)
+    info = original / "meta/info.json"
+    content = info.read_bytes()
+    for broken in (b"[]", b"3", b"\xff", b"{"):
+        info.write_bytes(broken)
+        with pytest.raises(FileNotFoundError):
+            reader.localize_root("a/test", url)
+    info.write_bytes(content)
     mark_dataset(original)
     copy = reader.localize_root("a/test", url)
     assert reader.localize_root("a/test", url, force_cache_sync=True) == copy

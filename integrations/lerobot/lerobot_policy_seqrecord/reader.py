@@ -111,12 +111,12 @@ def localize_root(
     try:
         with closing(open_storage(url, options)) as files:
             info = json.loads(files.read_whole(_INFO, _MOST_BYTES)[0])
-            if info.get("storage_format") != STORAGE_FORMAT:
+            if not isinstance(info, dict) or info.get("storage_format") != STORAGE_FORMAT:
                 raise FileNotFoundError(
                     f"{files.url}: another storage_format than {STORAGE_FORMAT}"
                 )
             found = {path: files.read_whole(path, _MOST_BYTES)[0] for path in _below(_META, files)}
-    except (LocationError, NotFoundError, json.JSONDecodeError) as error:
+    except (LocationError, NotFoundError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise FileNotFoundError(str(error)) from error
     return kept_folder(found)
 

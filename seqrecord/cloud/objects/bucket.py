@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, ClassVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from seqrecord.cloud.clients import use_obstore
 from seqrecord.cloud.objects.http import Fetch, HttpFiles, Signer
@@ -262,4 +263,9 @@ class WebServer(Bucket):
         return named_place(self.shown, {})
 
     def signer(self) -> Signer:
-        return lambda _, path: (f"{self.config['url']}/{quote(path)}", {})
+        parts, headers = urlsplit(self.config["url"]), dict[str, str]()
+        if parts.username is not None:  # by RFC 7617; a redirect to another host loses it
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
+        url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+        return lambda _, path: (f"{url}/{quote(path)}", headers)

@@ -100,8 +100,8 @@ class HttpFiles:
         """Read a range; empty if the response has another range."""
         shown = f"{self._shown}/{path}"
         headers = {"Range": f"bytes={start}-{end - 1}"}
-        if path in self._tags:
-            headers["If-Match"] = self._tags[path]
+        if (tag := self._tags.get(path)) is not None:
+            headers["If-Match"] = tag
         try:
             answer = self._ask("GET", path, headers)
         except HTTPError as error:

@@ -31,6 +31,7 @@ from seqrecord.formats.converting.convert import convert
 from seqrecord.formats.indexing.table_source import TableSource
 from seqrecord.in_place.files import on_disk
 from seqrecord.in_place.remote import RemoteFiles, is_url
+from seqrecord.in_place.remote_source import folder_and_name
 from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike, digest_of
 from seqrecord.store.clips.table_places import INDEX, EpisodeNames, place_names
 from seqrecord.store.reading.dataset import Dataset, open_packed
@@ -117,9 +118,8 @@ def _local_table(
 ) -> Iterator[tuple[TableLike, str | None]]:
     """Provide a table, copied to the local disk if it is at a URL, and its path or URL."""
     if isinstance(table, str) and is_url(table):
-        folder, _, name = table.partition("?")[0].rpartition("/")
-        query = table.partition("?")[1:]
-        files = RemoteFiles(open_storage(folder + "".join(query), options))
+        folder, name = folder_and_name(table)
+        files = RemoteFiles(open_storage(folder, options))
         shown = parse_location(table).shown
         if files.entry(files.root / name) is None:
             raise NotFoundError("no such table", file=shown)

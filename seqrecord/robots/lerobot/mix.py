@@ -119,7 +119,8 @@ class LeRobotMixDataset(PlannedDataset):
         deltas = self.delta_indices or {}
         self.sources = [source.with_windows(deltas, steps_of[source.name]) for source in sources]
         self._episode_numbers = {source.name: source.numbers for source in self.sources}
-        self._rates = {source.name: source.fps or self.fps for source in self.sources}
+        rates = np.concatenate([source.rates for source in self.sources])
+        self._rates = np.where(rates > 0, rates, self.fps)  # of each episode
         views = {source.name: source.view for source in self.sources}
         names = joined_features(views, self._loader.join)
         differing_shapes(views, views, names, alternate=False, own_units=None)
@@ -253,8 +254,7 @@ class LeRobotMixDataset(PlannedDataset):
         columns["episode_index"] = torch.from_numpy(episode)
         columns["index"] = torch.from_numpy(self._numbers.begins[episode] + start)
         if TIMESTAMP not in columns:
-            rates = [self._rates[name] for name in batch["dataset"]]
-            columns[TIMESTAMP] = torch.from_numpy((start / np.array(rates)).astype(np.float32))
+            columns[TIMESTAMP] = torch.from_numpy((start / self._rates[episode]).astype(np.float32))
         first_tasks = self.mix_meta.first_tasks
         batch_texts = batch.get(TASK, [None] * len(start))
         texts = [

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import ClipError, located
 from seqrecord.formats.export.lerobot_meta import TIMESTAMP
@@ -83,6 +84,11 @@ class MixSource:
         return make_view(self.dataset, replace(self.options, stride=1, samples=None))
 
     @property
+    def rates(self) -> npt.NDArray[np.float64]:
+        """The frame rate of each episode, float64 [n]; 0 if unknown."""
+        return self.dataset.contents.index.fps[self.rows]
+
+    @property
     def fps(self) -> float | None:
         """The frame rate of its first episode."""
         return self.dataset.episodes[self.keys[0]].fps
@@ -156,8 +162,15 @@ class MixEpisodes(Episodes):
         return source.rows[self.of_sources[source.name][source.rows] >= 0]
 
     def locate(self, items: Sequence[int]) -> tuple[IntArray, IntArray]:
-        """Convert numbers of items to numbers of sources, and of frames in their source."""
-        numbers, first_items = np.array(items, np.int64), self.first_items[self.chosen]
+        """Convert numbers of items to numbers of sources, and of frames in their source.
+
+        Negative numbers count from the end. Raises `IndexError` for others than the items'.
+        """
+        count, first_items = self.num_items, self.first_items[self.chosen]
+        for number in items:
+            if not -count <= number < count:
+                raise IndexError(f"item {number} of {count}")
+        numbers = np.array(items, np.int64) % count
         place = np.searchsorted(first_items, numbers, side="right") - 1
         episode = self.chosen[place]
         source = np.searchsorted(self._firsts, episode, side="right") - 1

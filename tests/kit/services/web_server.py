@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -11,10 +12,12 @@ from tests.kit.services.local_server import Handler, LocalServer
 
 class WebFolder(LocalServer):
     """Serves the files of `folder`; `sent` counts bytes of bodies, `connections` counts
-    connections."""
+    connections. `user` is `NAME:PASSWORD` that requests must have."""
 
-    def __init__(self, folder: Path, *, ranges: bool = True, head: bool = True) -> None:
-        self.folder, self.ranges, self.head = folder, ranges, head
+    def __init__(
+        self, folder: Path, *, ranges: bool = True, head: bool = True, user: str | None = None
+    ) -> None:
+        self.folder, self.ranges, self.head, self.user = folder, ranges, head, user
         self.sent = self.connections = 0
         super().__init__(_Handler)
 
@@ -27,6 +30,11 @@ class _Handler(Handler):
         super().setup()
 
     def serve(self) -> None:
+        if self.server.user is not None:
+            expected = f"Basic {b64encode(self.server.user.encode()).decode()}"
+            if self.headers.get("Authorization") != expected:
+                self.send(401)
+                return
         if self.command == "HEAD" and not self.server.head:
             self.send(405)
             return
