@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.checks import header
+from benchmarks.checks import TRIAL, header
 from benchmarks.lerobot.cell import CELLS, Cell
 from benchmarks.lerobot.data import (
     NO_LEROBOT,
@@ -55,6 +55,8 @@ _FRONT = ("torchcodec/front", "pyav/front")
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     suite = Suite(options, {}) if options.report else run(options)
+    if options.to and not options.draft and (failed := failed_trials(suite.rows)):
+        raise SystemExit(f"not published: LeRobot was not timed at its best, {'; '.join(failed)}")
     suite.publish(page)
 
 
@@ -101,7 +103,7 @@ class Rows:
     def trials(self) -> dict[str, Run]:
         """LeRobot with each decoder and number of workers, by `try/CELL/DECODER/WORKERS`."""
         return {
-            f"try/{cell}/{decoder}/{workers}": self._theirs(cell, decoder, workers)
+            f"{TRIAL}{cell}/{decoder}/{workers}": self._theirs(cell, decoder, workers)
             for cell in CELLS
             for decoder in DECODERS
             for workers in WORKERS
@@ -240,10 +242,19 @@ def best_settings(results: Results) -> dict[str, tuple[str, int]]:
     """LeRobot's fastest decoder and number of workers, by cell."""
     best: dict[str, tuple[float, str, int]] = {}
     for name, runs in results.items():
-        if name.startswith("try/") and (rate := median(runs, _CLIPS)) is not None:
+        if name.startswith(TRIAL) and (rate := median(runs, _CLIPS)) is not None:
             _, cell, decoder, workers = name.split("/")
             best[cell] = max(best.get(cell, (0.0, "", 0)), (rate, decoder, int(workers)))
     return {cell: (decoder, workers) for cell, (_, decoder, workers) in best.items()}
+
+
+def failed_trials(results: Results) -> list[str]:
+    """Trials of LeRobot that failed, and why: it may be faster with their settings."""
+    trials = {name: runs for name, runs in results.items() if name.startswith(TRIAL)}
+    errors = [
+        (name, run["error"]) for name, runs in trials.items() for run in runs if "error" in run
+    ]
+    return [f"{name}: {error}" for name, error in errors]
 
 
 def figures(document: Mapping[str, Any]) -> Iterator[Figure]:
@@ -373,7 +384,7 @@ def _conversion(runs: Sequence[Result]) -> str:
 def _trials(results: Results) -> str:
     lines = []
     for name, runs in results.items():
-        if name.startswith("try/") and "skipped" not in runs[-1]:
+        if name.startswith(TRIAL) and "skipped" not in runs[-1]:
             _, cell, decoder, workers = name.split("/")
             lines.append([cell, decoder, workers, number(median(runs, _CLIPS)) or reason(runs)])
     columns = ["clips", "decoder", "workers", "clips/s"]

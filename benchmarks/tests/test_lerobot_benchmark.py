@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from benchmarks.lerobot.__main__ import best_settings, figures, page
+from benchmarks.lerobot.__main__ import best_settings, figures, main, page
 from benchmarks.lerobot.data import CAMERA, LEROBOT, make_linked
 from benchmarks.lerobot.equal import CAMERAS as PICTURES
 from benchmarks.lerobot.equal import LENGTHS, VARIANTS, number_of, picture
@@ -178,6 +179,19 @@ def test_fastest_settings_of_lerobot_are_chosen() -> None:
         }
     )
     assert found == {"2+16 uint8": ("pyav", 2)}
+
+
+def test_a_run_whose_trials_failed_is_not_published(tmp_path: Path) -> None:
+    document = json.loads((ROOT / "benchmarks/lerobot/results.json").read_text())
+    (tmp_path / "results.json").write_text(json.dumps(document))
+    main([str(tmp_path), "--report", "--to", str(tmp_path / "whole")])
+    name = next(name for name in document["rows"] if "torchcodec/2" in name)
+    document["rows"][name] = [{"error": "no libavutil.so.59"}]
+    (tmp_path / "results.json").write_text(json.dumps(document))
+    with pytest.raises(SystemExit, match=f"not published.*{re.escape(name)}: no libavutil"):
+        main([str(tmp_path), "--report", "--to", str(tmp_path / "part")])
+    assert (tmp_path / "whole" / "RESULTS.md").exists()
+    assert not (tmp_path / "part").exists()
 
 
 # Data in place
