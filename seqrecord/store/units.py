@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.store.text import repr_of
@@ -35,6 +36,18 @@ class Progress:
     total: int
     raw_bytes: int = 0
     """Decoded bytes of the frames so far; 0 if it counts none."""
+
+
+def check_positions(numbers: Iterable[Any], count: int, noun: str) -> npt.NDArray[np.int64]:
+    """Positions from 0 in a sequence of `count`, int64[n]; negative ones count from the end.
+
+    Raises `IndexError` for others.
+    """
+    positions = list(map(operator.index, numbers))
+    for position in positions:
+        if not -count <= position < count:
+            raise IndexError(f"{noun} {position} of {count}")
+    return np.array(positions, np.int64) % max(count, 1)
 
 
 def exact_rate(fps: float) -> Fraction:

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, ClassVar
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from seqrecord.cloud.clients import use_obstore
-from seqrecord.cloud.objects.http import Fetch, HttpFiles, Signer
+from seqrecord.cloud.objects.http import Fetch, HttpFiles, Signer, without_user
 from seqrecord.cloud.requests import MIN_BYTES_PER_SECOND
 from seqrecord.cloud.retrying import LONGEST_WAIT, Retrier
 from seqrecord.errors import LocationError
@@ -263,9 +263,7 @@ class WebServer(Bucket):
         return named_place(self.shown, {})
 
     def signer(self) -> Signer:
-        parts, headers = urlsplit(self.config["url"]), dict[str, str]()
-        if parts.username is not None:  # by RFC 7617; a redirect to another host loses it
-            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        (url, user), headers = without_user(urlsplit(self.config["url"])), dict[str, str]()
+        if user:  # by RFC 7617, as UTF-8; a redirect to another host loses it
             headers["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
-        url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
         return lambda _, path: (f"{url}/{quote(path)}", headers)

@@ -9,7 +9,7 @@ import re
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
@@ -158,6 +158,12 @@ def _ssl_context(_file: str | None, _folder: str | None) -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
+def without_user(parts: SplitResult) -> tuple[str, str]:
+    """A URL without its user, and `NAME:PASSWORD`, decoded; empty if it has none."""
+    user = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), user
+
+
 def _pool_for(url: str, timeout: float) -> urllib3.PoolManager:
     """Connection pool for the host of a URL, with the environment's proxy if set."""
     parts = urlsplit(url)
@@ -170,14 +176,10 @@ def _pool_for(url: str, timeout: float) -> urllib3.PoolManager:
     if proxy is None or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return urllib3.PoolManager(**settings)
     proxy_url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    user = (
-        f"{unquote(proxy_url.username)}:{unquote(proxy_url.password or '')}"
-        if proxy_url.username
-        else None
-    )
+    address, user = without_user(proxy_url)
     headers = urllib3.make_headers(proxy_basic_auth=user) if user else None
     return urllib3.ProxyManager(
-        proxy_url._replace(netloc=proxy_url.netloc.rpartition("@")[2]).geturl(),
+        address,
         proxy_headers=headers,
         **settings,
     )

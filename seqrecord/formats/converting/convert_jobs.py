@@ -72,6 +72,11 @@ class BadEpisode:
     info: EpisodeInfo
     cause: SourceError
 
+    @classmethod
+    def of(cls, info: EpisodeInfo, error: SourceError) -> BadEpisode:
+        """With a copy of the error, which keeps no frames of the stack."""
+        return cls(info, type(error)(error.message, **error.context()))
+
     @property
     def key(self) -> str:
         return self.info.key
@@ -241,8 +246,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                         f"{error.message}; {job.remedy(error)}", **error.context()
                     ) from error
                 files.drop()
-                # A copy, which keeps no frames of the stack.
-                bad.append(BadEpisode(info, type(error)(error.message, **error.context())))
+                bad.append(BadEpisode.of(info, error))
                 check_unexpected(episode.cause for episode in bad)
             else:
                 for video in videos:

@@ -183,8 +183,7 @@ def split_at_gaps(
         except SourceError as error:
             if not skip_bad:
                 raise
-            # A copy, which keeps no frames of the stack.
-            bad.append(BadEpisode(info, type(error)(error.message, **error.context())))
+            bad.append(BadEpisode.of(info, error))
             check_unexpected(episode.cause for episode in bad)
             continue
         if len(gaps := np.flatnonzero(steps > seconds) + 1):

@@ -362,9 +362,12 @@ class _Clips:
         """
         crop = self.batch.drawn.crop
         for name, partner in ({} if crop is None else crop.partners).items():
-            if name in cameras and (name < partner or partner not in cameras):
-                other = cameras.get(partner, _Cameras.missing(cameras[name].no_pose.shape))
-                cameras[name].exchange(other, self._flipped(name))
+            if (camera := cameras.get(name)) is None:
+                continue
+            if partner not in cameras:
+                camera.exchange(_Cameras.missing(camera.no_pose.shape), self._flipped(name))
+            elif name < partner:
+                camera.exchange(cameras[partner], self._flipped(name))
 
     def move(self, image: str, cameras: _Cameras) -> None:
         """Move cameras with the windows of an image, and into the mirrored world in flips."""

@@ -44,7 +44,7 @@ def relative_poses(cameras: Mapping[str, ClipPoses], to: str) -> dict[str, ClipP
 def _seen_from(reference: FloatArray, poses: FloatArray) -> FloatArray:
     """Poses in the frame of a reference pose, both float64 [..., 4, 4].
 
-    R^T (t - s), not R^T t - R^T s, whose rounding would move a camera that stays where it is.
+    R^T (t - s), not R^T t - R^T s, whose rounding would move a still camera.
     """
     rotations = reference[..., :3, :3].swapaxes(-1, -2)
     moved = np.zeros(np.broadcast_shapes(reference.shape, poses.shape))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +15,9 @@ from seqrecord.loader.pipes.clips_by_number import ClipsByNumber
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import DatasetOptions
 from seqrecord.loader.pipes.shared_rows import SharedRow
-from seqrecord.store.clips.tables import ClipTable, IntArray
+from seqrecord.store.clips.tables import ClipTable
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
-from seqrecord.store.units import MAX_INT, check_integer
+from seqrecord.store.units import MAX_INT, check_integer, check_positions
 
 
 class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
@@ -122,16 +121,9 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
 
     def _read(self, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Read clips by number, in the form of `output`."""
-        clips = self._by_number.read(self._checked(numbers), int(self._epoch.values[0]))
+        positions = check_positions(numbers, self.clips.num_clips, "clip")
+        clips = self._by_number.read(positions, int(self._epoch.values[0]))
         if self._options.output == "torch":
             return clips
         check_kept(self)
         return clips.as_numpy()
-
-    def _checked(self, numbers: Sequence[int]) -> IntArray:
-        """Clip numbers from 0, int64[n]; negative ones count from the end."""
-        asked, count = list(map(operator.index, numbers)), self.clips.num_clips
-        if not -count <= min(asked) <= max(asked) < count:
-            wrong = next(number for number in asked if not -count <= number < count)
-            raise IndexError(f"clip {wrong} of {count}")
-        return np.array(asked, np.int64) % count

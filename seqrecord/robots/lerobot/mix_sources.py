@@ -26,6 +26,7 @@ from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.statistics.normalization import Normalization
+from seqrecord.store.units import check_positions
 
 COMPUTED = ("episode_index", "frame_index", "index", "task_index", "dataset")
 """Columns of items that are not read."""
@@ -166,11 +167,8 @@ class MixEpisodes(Episodes):
 
         Negative numbers count from the end. Raises `IndexError` for others than the items'.
         """
-        count, first_items = self.num_items, self.first_items[self.chosen]
-        for number in items:
-            if not -count <= number < count:
-                raise IndexError(f"item {number} of {count}")
-        numbers = np.array(items, np.int64) % count
+        numbers = check_positions(items, self.num_items, "item")
+        first_items = self.first_items[self.chosen]
         place = np.searchsorted(first_items, numbers, side="right") - 1
         episode = self.chosen[place]
         source = np.searchsorted(self._firsts, episode, side="right") - 1

@@ -123,7 +123,7 @@ class Episode:
         if given.size and given.dtype.kind not in "iu":  # such as a mask
             expected, got = "integers", f"{given.dtype} {[*given.shape]}"
             raise ClipError("frames are not numbers", episode=self.key, expected=expected, got=got)
-        numbers = given.astype(np.int64)
+        numbers = given.astype(np.int64, copy=False)
         if (is_outside := (numbers < 0) | (numbers >= len(self))).any():
             frame = int(numbers[np.argmax(is_outside)])
             raise IndexError(f"frame {frame} of an episode of {len(self)} frames")

@@ -44,8 +44,8 @@ class EpisodeDescription(dict[str, Any]):
 EpisodeFilter: TypeAlias = (
     "str | Sequence[str] | Sequence[int] | Callable[[EpisodeDescription], bool] | None"
 )
-"""Selects episodes: a glob on keys, keys, numbers in dataset order, or a function of
-`EpisodeInfo`; `None` selects all.
+"""Selects episodes: a key, a glob on keys, keys, numbers in dataset order, or a function of
+`EpisodeInfo`; `None` selects all. The key of an episode is no glob.
 """
 
 

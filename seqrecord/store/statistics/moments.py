@@ -57,6 +57,12 @@ class Moments:
             self.mean, self.std = float(self.min), 0.0  # exact, whatever the sums round to
 
 
+def merge_moments(totals: Iterable[Moments], additions: Iterable[Moments]) -> None:
+    """Merge the moments of each channel into `totals`, which has as many channels."""
+    for total, addition in zip(totals, additions, strict=True):
+        total.add_moments(addition)
+
+
 def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
     """Column moments of a C-contiguous array [n, C] with real numbers in native byte order.
 

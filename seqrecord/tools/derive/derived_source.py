@@ -253,11 +253,10 @@ class DerivedSource:
 def _differs(view: View) -> bool:
     """Whether the samples of epoch 1 are others than those of epoch 0."""
     first, second = view.samples.in_epoch(0).samples, view.samples.in_epoch(1).samples
-    return first.names != second.names or any(
-        not np.array_equal(values, second[name], equal_nan=values.dtype.kind == "f")
-        for name in first.names
-        for values in [np.asarray(first[name])]
-    )
+    if first.names != second.names:
+        return True
+    pairs = ((np.asarray(first[name]), np.asarray(second[name])) for name in first.names)
+    return not all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
 
 
 def _empty(count: int) -> Iterator[Block]:

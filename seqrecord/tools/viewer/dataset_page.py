@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files as files_of
 from os import PathLike
 from pathlib import Path
@@ -104,7 +105,10 @@ def view_page(
         for source_features in page_features:
             source_features.fit_scales()
         overviews = [overview(source_features) for source_features in page_features]
-        with PageFolder(target) if is_folder else SingleFile(target) as files:
+        opened: AbstractContextManager[SingleFile | PageFolder] = (
+            PageFolder(target) if is_folder else nullcontext(SingleFile(target))
+        )
+        with opened as files:
             html = _Html(shown_place(sources.title), overviews, sources.mix, files.policy)
             html.data = {
                 "sources": [_feature_json(source_features) for source_features in page_features],

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from seqrecord.store.reading.episode import Episode, values_in_order
 from seqrecord.store.schema import FeatureSpec
-from seqrecord.store.statistics.moments import Moments, moments_of
+from seqrecord.store.statistics.moments import Moments, merge_moments, moments_of
 from seqrecord.tools.viewer.page_budget import MAX_SHORT_POINTS
 
 Floats = npt.NDArray[np.float64]
@@ -35,8 +35,7 @@ class Curves:
         channels = int(np.prod([n or 0 for n in spec.shape], dtype=np.int64))
         self.moments = [Moments() for _ in range(channels)]
         for block in _blocks(episode, spec, channels, self.step):
-            for moments, addition in zip(self.moments, moments_of(block), strict=True):
-                moments.add_moments(addition)
+            merge_moments(self.moments, moments_of(block))
             parts.append(block if self.step == 1 else _extremes(block, self.step))
         self.values = np.concatenate(parts) if parts else np.zeros((0, channels))
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.sample_tables import table_columns
-from seqrecord.store.statistics.moments import Moments
+from seqrecord.store.statistics.moments import Moments, merge_moments
 from seqrecord.tools.viewer.page_pictures import Tile, resized
 
 TASK_NAMES = ("task", "tasks", "language_instruction", "instruction")
@@ -105,9 +105,7 @@ def add_outliers(rows: list[dict[str, Any]], names: Mapping[int, tuple[str, ...]
     for row in rows:
         for name, channels in row.get("moments", {}).items():
             place = row.get("source", 0), name
-            total = totals.setdefault(place, [Moments() for _ in channels])
-            for moments, addition in zip(total, channels, strict=True):
-                moments.add_moments(addition)
+            merge_moments(totals.setdefault(place, [Moments() for _ in channels]), channels)
     for row in rows:
         greatest, source = 0.0, row.get("source", 0)
         for name, channels in row.pop("moments", {}).items():

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from seqrecord.video.config import VideoConfig
 from seqrecord.video.container import CONTAINED, TimedPacket, mux_mp4
 from seqrecord.video.page_tables import parse_video_page
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 PAGE = "index.html"
 
 _PICTURES, _VIDEOS, _UNFINISHED = "pictures", "videos", ".unfinished"
@@ -34,7 +31,7 @@ _DEFAULT_FPS = 30  # of a video whose episode has no frame rate
 
 
 class PageFiles(Protocol):
-    """Keeps pictures of a page. Threads call `put`. A context that removes unfinished files."""
+    """Keeps pictures of a page. Threads call `put`."""
 
     policy: str
     """Sources of pictures and videos beside `data:`, for the page's policy."""
@@ -45,10 +42,6 @@ class PageFiles(Protocol):
     def write(self, page: bytes) -> Path:
         """Write the page itself; returns its path."""
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
 
 class SingleFile:
     """A page with its pictures inside."""
@@ -57,12 +50,6 @@ class SingleFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing is open: `write` writes all at once."""
 
     def put(self, episode: int, feature: int, data: bytes) -> str:  # noqa: ARG002 - of the protocol
         return encoded_url(data)
@@ -108,7 +95,7 @@ class PageFolder:
         except OSError as error:
             raise _failed(path, error) from error
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> PageFolder:
         return self
 
     def __exit__(self, *error: object) -> None:

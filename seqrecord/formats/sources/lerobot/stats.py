@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import SourceError
-from seqrecord.store.statistics.moments import Moments
+from seqrecord.store.statistics.moments import Moments, merge_moments
 
 NAMES = ("min", "max", "mean", "std")
 
@@ -20,8 +20,7 @@ def add_moments(totals: dict[str, list[Moments]], name: str, moments: list[Momen
             "statistics differ in size", expected=len(feature_totals), got=len(moments)
         )
     if feature_totals is not moments:
-        for total, addition in zip(feature_totals, moments, strict=True):
-            total.add_moments(addition)
+        merge_moments(feature_totals, moments)
 
 
 def stored_moments(raw: Mapping[str, Any], count: int) -> list[Moments]:

@@ -163,7 +163,7 @@ class TransformTree:
 def _between(first_poses: Floats, second_poses: Floats, share: Floats) -> Floats:
     """Interpolate linearly and by slerp (Shoemake 1985); `share` [N] from 0 to 1."""
     share = share[:, None]
-    # Not (1 - share) * first + share * second: a robot that stays would move by its rounding.
+    # Not (1 - share) * first + share * second: its rounding would move a still robot.
     translations = first_poses[:, :3] + share * (second_poses[:, :3] - first_poses[:, :3])
     first_turns, second_turns = (
         first_poses[:, 3:] / _length(first_poses[:, 3:]),
