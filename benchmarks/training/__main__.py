@@ -40,7 +40,6 @@ from benchmarks.timing import (
     markdown,
     median,
     number,
-    quotient,
     ranged,
     run_job,
 )
@@ -281,20 +280,13 @@ def _lines(rows: Results) -> Iterator[list[str]]:
         if not (runs := [run for run in tried if "steps" in run]):
             continue
         _, step, loader, place = row.split("/")
-        reached = number(median(runs, "share"), ".2f") or _reached(rows, row)
+        reached = number(median(runs, "share"), ".2f")
         frames = next((run["frames"] for run in runs if "frames" in run), "")
         values = [frames, reached, ranged(runs, "steps_per_second", ".2f")]
         values += [ranged(runs, "first_steps_per_second", ".2f")]
         values += [number(median(runs, key), form, unit) for _, key, unit, form in _COLUMNS]
         limits = [run["limit"] for run in runs if "limit" in run]
         yield [step, place, loader, *values, mode(limits) if limits else ""]
-
-
-def _reached(rows: Results, row: str) -> str:
-    """Steps/s relative to `no loader`, where the row has no ceiling: by the earlier method."""
-    training, step, _, _ = row.split("/")
-    most = median(rows.get(f"{training}/{step}/no loader/warm", []), "steps_per_second")
-    return number(quotient(median(rows[row], "steps_per_second"), most), ".2f")
 
 
 if __name__ == "__main__":
