@@ -31,7 +31,15 @@ from tests.kit.lerobot_language_data import ANNOTATED, annotate, random_rows
 from tests.kit.lerobot_video_data import CAMERAS, LENGTHS, block_means, with_video
 from tests.kit.lerobot_video_data import unpack as unpack_golden
 from tests.kit.source_faults import check_refused, frames_of
-from tests.kit.video_file_data import HAS_TABLES, HEIGHT, WIDTH, hide_first, pictures, write_video
+from tests.kit.video_file_data import (
+    HAS_TABLES,
+    HEIGHT,
+    WIDTH,
+    copy_packets,
+    hide_first,
+    pictures,
+    write_video,
+)
 from tests.video.gops import decode_gops_of
 
 BLACK = np.zeros((7, 8, 3), np.uint8)
@@ -446,6 +454,20 @@ def test_h264_in_the_same_layout(tmp_path: Path, version: str) -> None:
     alone = open_source(root, features=[VIDEO])
     assert len(video_of(alone, 2)) == COUNTS[2]
     assert list(alone.frames(alone.episodes()[1])) == [{}] * COUNTS[1]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_frames_that_are_displayed_later_than_decoded(root: Path, in_place: bool) -> None:
+    """Encoders of graphics cards delay all frames by the same time, without B-frames."""
+    options = {"g": "4", "bf": "0"}
+    frames = np.split(with_video(root, COUNTS, options=options), np.cumsum(COUNTS)[:-1])
+    [path] = (root / "videos" / VIDEO).rglob("*.mp4")
+    copy_packets(path.rename(root.parent / "whole.mp4"), path, decoded_before=2)
+    seqrecord.convert(open_source(root), root.parent / "r", in_place=in_place, workers=1)
+    with seqrecord.open(root.parent / "r") as dataset:
+        for number, expected in enumerate(frames):
+            episode = dataset.episodes[f"episode_{number:06d}"][:]
+            np.testing.assert_array_equal(episode[VIDEO], expected)
 
 
 def refused(root: Path, number: int, **options: Any) -> SourceError:

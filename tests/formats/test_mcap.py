@@ -714,6 +714,18 @@ def test_joints_in_another_order(tmp_path: Path) -> None:
         frames_of(open_source(tmp_path / "b.mcap"))
 
 
+def test_values_that_the_first_message_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = [imu([1.0] * 10, oriented=i > 0) for i in range(3)]
+    path = write_mcap(tmp_path / "a.mcap", [("/imu", START + i, v) for i, v in enumerate(values)])
+    assert not any("imu.orientation" in frame for frame in frames_of(open_source(path)))
+    assert "2 messages of a have imu.orientation, which the first message" in caplog.text
+    caplog.clear()
+    frames_of(open_source(path, features=["imu.angular_velocity"]))
+    assert "which the first message" not in caplog.text
+
+
 @functools.lru_cache
 def raw_image(width: int = 20, height: int = 3, kind: str = "UINT32") -> tuple[Any, bytes]:
     """By Google's library, with other field numbers than Foxglove's, as described in the file."""
@@ -1155,3 +1167,18 @@ def test_many_topics(tmp_path: Path) -> None:
     begin = time.process_time()
     assert list(open_source(tmp_path, clock="/a").schema()) == ["a", "log_time"]
     assert time.process_time() - begin < 5
+
+
+def test_two_rows_of_one_topic(tmp_path: Path) -> None:
+    """A topic that two publishers offer has two rows in a database, and all of its messages."""
+    texts = [message("std_msgs/msg/String", str(n)) for n in range(4)]
+    messages = [("/s", START + n, each) for n, each in enumerate(texts)]
+    database = write_bag(tmp_path / "r", messages, sqlite=True)
+    source = partial(open_source, tmp_path)
+    copied = "SELECT 99, name, type, serialization_format, offered_qos_profiles, type_description_hash FROM topics"
+    later = f"UPDATE messages SET topic_id = 99 WHERE timestamp > {START + 1}"
+    database_write(database, f"INSERT INTO topics {copied}; {later};")
+    assert [frame["s"] for frame in frames_of(source())] == ["0", "1", "2", "3"]
+    database_write(database, "UPDATE topics SET type = 'std_msgs/msg/Int8' WHERE id = 99")
+    with pytest.raises(SourceError, match="the topic has two types"):
+        frames_of(source())

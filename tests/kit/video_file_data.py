@@ -90,8 +90,12 @@ def copy_packets(
     path: Path,
     options: Mapping[str, str] | None = None,
     packets: slice = slice(None),
+    decoded_before: int = 0,
 ) -> Path:
-    """Copy packets of a video into another container with these options."""
+    """Copy packets of a video into another container with these options.
+
+    `decoded_before` is the number of packets between a frame's decoding and its display.
+    """
     import av
 
     with (
@@ -101,6 +105,7 @@ def copy_packets(
         stream = target.add_stream_from_template(source.streams.video[0], opaque=True)
         copied = [packet for packet in source.demux(source.streams.video[0]) if packet.size]
         for packet in copied[packets]:
+            packet.dts -= decoded_before * packet.duration
             packet.stream = stream
             target.mux(packet)
     return path

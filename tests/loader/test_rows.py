@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import SeqRecordIterableDataset, SeqRecordPipe
+from seqrecord import FeatureSpec, Schema, SeqRecordIterableDataset, SeqRecordPipe
 from tests.formats.camera_originals import write_tum
 from tests.kit.datasets import columns, noise, write_dataset, written_once
 
@@ -134,6 +134,38 @@ def test_batches_of_a_dataloader(path: Path) -> None:
     batches = DataLoader(loader, batch_size=4, num_workers=2, collate_fn=seqrecord.collate)
     for number, batch in enumerate(batches):
         check(batch, loader.rows(0, number, batch_size=4))
+
+
+def write_varying(folder: Path) -> None:
+    """Write episodes whose images differ in size."""
+    image = FeatureSpec("image", np.dtype(np.uint8), (None, None, 3), kind="image")
+    with seqrecord.SeqRecordWriter(folder, schema=Schema([image])) as writer:
+        for number in range(4):
+            with writer.episode(f"v{number}") as episode:
+                for frame in noise(6, 8 + number, 10, 3):
+                    episode.append({"image": frame})
+
+
+varying = written_once(write_varying)
+CROPS = [seqrecord.RandomCrop((4, 4)), seqrecord.HorizontalFlip(0.5)]
+
+
+def test_rows_of_frames_that_differ_in_size(varying: Path, path: Path) -> None:
+    """Windows depend on the sizes, which only reading shows: before and after an epoch."""
+    options: dict[str, Any] = {"clip_len": 2, "seed": 4, "clip_transform": CROPS}
+    without = (*FEATURES, "crop", "flipped")
+    loader = SeqRecordPipe(varying, batch_size=3, **options)
+    sources = {
+        name: SeqRecordPipe(place, clip_len=2, clip_transform=CROPS)
+        for name, place in (("v", varying), ("p", path))
+    }
+    mix = seqrecord.SeqRecordMix(sources, features="intersection", batch_size=3)
+    for stream in (loader, mix):
+        planned = [stream.rows(0, number) for number in range(3)]
+        for number, batch in enumerate(islice(stream, 3)):
+            assert "crop" in batch
+            check(batch, planned[number], without)
+            check(batch, stream.rows(0, number), without)
 
 
 # ---- a run that is killed, and resumed on other ranks

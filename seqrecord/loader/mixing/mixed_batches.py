@@ -102,7 +102,9 @@ class MixedBatches:
             for column in view.columns.in_table(view.samples.in_epoch(0).samples):
                 is_list = column.dtype is None
                 kinds[number][column.name] = "a list" if is_list else f"a column {column.text}"
-                columns[column.name] = column
+                earlier = columns.get(column.name, column)
+                needs_frames = earlier.needs_frames or column.needs_frames
+                columns[column.name] = replace(column, needs_frames=needs_frames)
         made = [*filter(form.__contains__, features)]
         of_cameras = [
             name
@@ -237,14 +239,14 @@ class MixedBatches:
 
     def _columns(self, batch: Batch, *, batches: ShardBatches, number: int) -> dict[str, Any]:
         """The columns of a batch. A thread of a source makes them, as they take milliseconds."""
-        return self.columns_of(batch, batches, number, counts=True)
+        return self.columns_of(batch, batches, number)
 
     def columns_of(
-        self, batch: Batch, batches: ShardBatches, number: int, *, counts: bool = False
+        self, batch: Batch, batches: ShardBatches, number: int, *, planned: bool = False
     ) -> dict[str, Any]:
         """The columns for batch `number` of `batches`, without columns made of features.
 
-        `counts` counts window times without a frame.
+        Counts window times without a frame, unless the batch is only `planned`.
         """
         frames = _frames_of(batches, number)
         draws = DrawsByPlace.of_one(batches, number)
@@ -253,12 +255,15 @@ class MixedBatches:
             slots, source = np.array(some), self.sources[number]
             clips = batch.clips.take(slots)
             try:
-                _, num_far = source.columns(clips, epoch, draws, joined, slots)
+                _, num_far = source.columns(clips, epoch, draws, joined, slots, planned=planned)
             except ClipError as error:
                 add_source(error, source.name)
                 raise
-            if counts:
+            if not planned:
                 source.count(num_far)
+        for one in self.joined:
+            if planned and one.column.needs_frames:
+                del joined[one.column.name]
         return {column.name: column.fill(batch) for column in self.columns} | joined
 
 

@@ -34,4 +34,4 @@ def rows_of_mix(mix: MixLoader, plan: MixPlan, number: int, settings: SourceSett
             clip += len(clips)
     which = int(source[0]) if mix.alternate else 0
     batch = Batch({}, keys, source, epochs)
-    return mix.batches[which].columns_of(batch, plan.batches, number)
+    return mix.batches[which].columns_of(batch, plan.batches, number, planned=True)

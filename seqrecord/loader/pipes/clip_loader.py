@@ -293,17 +293,22 @@ class ClipLoader:
         }
 
     def columns(
-        self, clips: ClipKeys, epoch: int, draws: DrawsByPlace | None = None, *memory: Any
+        self,
+        clips: ClipKeys,
+        epoch: int,
+        draws: DrawsByPlace | None = None,
+        *memory: Any,
+        planned: bool = False,
     ) -> tuple[dict[str, Any], int]:
         """The columns of clips of an epoch beside features, each a list or a tensor, and the number
         of window times without a frame nearby.
 
-        `draws` are the batch's; `memory` as for `ClipColumns.fill`.
+        `draws` are the batch's; `memory` and `planned` as for `ClipColumns.fill`.
         """
         view, seed = self.view, self.planner.settings.seed
         frames, drawing = self._drawn(epoch, draws)
         drawn = view.draws.draw(seed, epoch, clips, (), **drawing)
-        columns, num_far = view.columns.fill(clips, frames, drawn, *memory)
+        columns, num_far = view.columns.fill(clips, frames, drawn, *memory, planned=planned)
         costs = self.planner.costs.of(epoch)
         return fit_columns(columns, view.columns.origin, costs, clips), num_far
 

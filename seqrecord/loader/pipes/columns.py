@@ -66,6 +66,7 @@ class Column(Generic[_BatchT]):
         per_frame: whether the first axis of a value are the frames of a clip, of which there are
             fewer than in `shape` if a batch draws their number.
         default: the value of clips whose source in a mix lacks the column.
+        needs_frames: whether values depend on the frames, which a plan does not read.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Column(Generic[_BatchT]):
     make: Callable[[_BatchT], npt.NDArray[Any] | list[Any]]
     per_frame: bool = False
     default: Any = 0
+    needs_frames: bool = False
 
     @property
     def text(self) -> str:
@@ -222,11 +224,13 @@ class NoDraws:
         is_any: whether there is anything to draw.
         is_random: whether the draws of a clip differ by epoch.
         columns: columns of the parameters.
+        sized_by_frames: features whose windows depend on sizes that vary between episodes.
     """
 
     crops: tuple[ClipCrops, ...] = ()
     functions: ClipFunctions | None = None
     columns: tuple[ClipColumn, ...] = ()
+    sized_by_frames: frozenset[str] = frozenset()
     is_any = is_random = False
 
     def draw(self, *_: Any, **_settings: Any) -> ClipDraws:
@@ -291,6 +295,8 @@ class ClipColumns:
         drawn: ClipDraws,
         memory: Mapping[str, Any] | None = None,
         slots: Any = (),
+        *,
+        planned: bool = False,
     ) -> tuple[dict[str, Any], int]:
         """The values of n clips, tensors [n, …] or lists by name, and the number of window times
         without a frame nearby.
@@ -300,6 +306,7 @@ class ClipColumns:
             frames: the frames of each feature, and the samples of the epoch.
             drawn: the random parameters.
             memory: entries of a larger batch, of which the clips have `slots`, int64[n].
+            planned: whether frames are not read, and columns that need them are left out.
         """
         steps = None if frames.draw is None else frames.draw(clips)
         metadata = self.episodes.of(clips.episode)
@@ -309,6 +316,8 @@ class ClipColumns:
         batch = BatchClips(clips, frames, drawn, self.episodes, metadata, steps, num_frames)
         values = dict[str, Any]()
         for column in self.in_table(frames.samples, self.entries):
+            if planned and column.needs_frames:
+                continue
             entry = None if memory is None else memory.get(column.name)
             if memory is not None and entry is None:
                 raise ClipError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, product
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -111,7 +111,12 @@ class CropSampler:
         columns: list[ClipColumn] = [Column(f"{of}crop", np.dtype(np.int64), (4,), self._crops)]
         if any(isinstance(step, HorizontalFlip) for step in self.crops.steps):
             columns.append(Column(f"{of}flipped", np.dtype(np.bool_), (), self._flipped))
-        return columns + camera_columns(self.known, self._camera_values)
+        columns += camera_columns(self.known, self._camera_values)
+        return [replace(column, needs_frames=self.sizes is not None) for column in columns]
+
+    def knows(self, episode: IntArray) -> bool:
+        """Whether the frame sizes of these episodes, by rows int64[n], are known."""
+        return self.sizes is None or bool(self.sizes[episode].all())
 
     def _windows(self, batch: BatchClips) -> CropWindows:
         assert batch.drawn.crop is not None, "windows of each camera"
@@ -341,7 +346,8 @@ class AugmentationSampler(NoDraws):
         The draw depends only on seed, epoch, the episode's key and a frame: the clip's first frame,
         or the first frame of the clip's row in `sharing`, so that all clips of a row get the
         same. If an epoch repeats clips, it also depends on their samples. If frame sizes vary,
-        windows depend on the sizes of the episodes' frames, measured in `sources` at first.
+        windows depend on the sizes of the episodes' frames, measured in `sources` at first; clips
+        that are only planned lack such windows.
         `draw_at` makes the draws for the clips' batch, by their places.
         """
         shared_clips = clips
@@ -355,6 +361,8 @@ class AugmentationSampler(NoDraws):
         parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
         for camera, image in zip(self._cameras, self._centered, strict=True):
             camera.learn(episode, start, sources)
+            if not camera.knows(episode):
+                continue
             centers = None
             if image is not None and self._images is not None:
                 centers = self._images.rigs.principal_points(image, episode, start)
@@ -364,8 +372,9 @@ class AugmentationSampler(NoDraws):
             intrinsics.name: intrinsics.change(parts, len(start)) for intrinsics in self._intrinsics
         }
         for distortion in self._distortion:
-            metadata = self._episodes.of(clips.episode)
-            changes[distortion.name] = distortion.change(parts, metadata, self._url)
+            if distortion.image in parts:
+                metadata = self._episodes.of(clips.episode)
+                changes[distortion.name] = distortion.change(parts, metadata, self._url)
         if self.flips.points:
             changes |= self.flips.changes(_flipped_in(parts, len(start)))
         if self.functions is not None:
@@ -389,6 +398,12 @@ class AugmentationSampler(NoDraws):
         """
         cameras = (column for camera in self._cameras for column in camera.columns)
         return (*camera_columns(self._resized, self._resized_values), *cameras)
+
+    @property
+    def sized_by_frames(self) -> frozenset[str]:  # type: ignore[override]
+        """See `NoDraws`."""
+        varying = (camera.crops.features for camera in self._cameras if camera.sizes is not None)
+        return frozenset(chain.from_iterable(varying))
 
     def _resized_values(self, batch: BatchClips) -> dict[str, FloatArray]:
         """The columns of resized features without steps."""

@@ -218,8 +218,9 @@ class EpochStream:
             batch_size: the DataLoader's batch size, if it has one; the rows are then a batch of
                 single clips.
 
-        Columns that are made of features (`task_index` of a mix) are missing. Raises `StateError`
-        for a batch, rank or segment that there is not.
+        Columns that are made of features are missing: `task_index` of a mix, and `crop`, `flipped`
+        and cameras if the frames of episodes differ in size. Raises `StateError` for a batch, rank
+        or segment that there is not.
 
         Example:
             pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2)
@@ -335,7 +336,8 @@ class StreamingLoader(EpochStream):
         settings: SourceSettings,  # noqa: ARG002
     ) -> Clip:
         begin, end = map(plan.first_clip, (first, last))
-        rows, _ = loader.columns(plan.clips_between(begin, end).keys, plan.epoch, plan.draws)
+        clips = plan.clips_between(begin, end).keys
+        rows, _ = loader.columns(clips, plan.epoch, plan.draws, planned=True)
         return rows | {n: torch.from_numpy(values) for n, values in plan.columns(first).items()}
 
     @property

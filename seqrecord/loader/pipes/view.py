@@ -271,7 +271,11 @@ class View:
                 constants.append(constant(name + DIM_IS_PAD, mask))
         drawn: Sequence[ClipColumn] = self.draws.columns
         if self.cameras is not None:  # these replace others of their names
-            camera_columns = self.cameras.columns
+            images = {image.name for image in self.cameras.rigs.images}
+            needs_frames = not images.isdisjoint(self.draws.sized_by_frames)
+            camera_columns = [
+                replace(column, needs_frames=needs_frames) for column in self.cameras.columns
+            ]
             names = {column.name for column in camera_columns}
             drawn = [*(c for c in drawn if c.name not in names), *camera_columns]
         span, windows = None if self.steps is None else self.steps.span, self.windows

@@ -259,7 +259,8 @@ class Latest(Nearest):
             the clip.
         max_age: largest age of a value in frames. Default: unlimited.
         unknown: for clips with a frame that has no value, or none within `max_age`: `None` drops
-            these clips and counts them; "zeros" fills in zeros or empty texts, with age -1.
+            these clips and counts them; "zeros" fills in zeros or empty texts, with age -1. The
+            zeros are stored values: `vectors=` normalizes them like others.
 
     Raises `ClipError` if `max_age` is not a number of frames, or `unknown` is another value.
 
@@ -293,7 +294,7 @@ class Next(Nearest):
         max_wait: longest time to a value in frames. Default: unlimited.
         unknown: for clips with a frame behind the last value, or further than `max_wait` before the
             next one: `None` drops these clips and counts them; "zeros" fills in zeros or empty
-            texts, with wait -1.
+            texts, with wait -1; the zeros are stored values, see `Latest`.
 
     Raises `ClipError` if `max_wait` is not a number of frames, or `unknown` is another value.
 

@@ -230,21 +230,24 @@ class _Sqlite:
         return {}
 
     def topics(self) -> dict[str, Topic]:
-        topics = {}
+        topics: dict[str, Topic] = {}
         for row in self._rows("SELECT name, type, serialization_format FROM topics"):
             if not all(isinstance(word, str) for word in row):
                 raise SourceError("a topic is not described by text", got=repr_of(row, 100))
-            topics[row[0]] = Topic(*row)
+            topic = Topic(*row)
+            if (first := topics.setdefault(topic.name, topic)) != topic:
+                got = f"{topic.name}: {first.type}, {topic.type}"
+                raise SourceError("the topic has two types", got=got)
         return topics
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
-        times = {}
-        for number, name in self._names():
+        runs: dict[str, list[npt.NDArray[np.int64]]] = {}
+        for number, name in self._names():  # two rows of topics may have one name
             rows = self._rows(
                 "SELECT timestamp FROM messages WHERE topic_id = ? ORDER BY timestamp", (number,)
             )
-            times[str(name)] = np.fromiter((row[0] for row in rows), np.int64)
-        return times
+            runs.setdefault(str(name), []).append(np.fromiter((row[0] for row in rows), np.int64))
+        return {name: np.sort(np.concatenate(times)) for name, times in runs.items()}
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         names = {number: name for number, name in self._names() if name in topics}

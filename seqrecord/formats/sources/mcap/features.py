@@ -31,9 +31,10 @@ class TopicFeatures:
         **image_options: Any,
     ) -> None:
         self.names = {suffix: value.names for suffix, value in message.items() if value.names}
+        self._prefix, self._first = prefix, frozenset(message) if selected_names is None else None
         self.specs: dict[str, FeatureSpec] = {}
         for suffix, value in message.items():
-            name = ".".join(filter(None, (prefix, suffix)))
+            name = self._name_of(suffix)
             if selected_names is not None and name not in selected_names:
                 continue
             data, kind, unit = value.data, value.kind, value.unit
@@ -55,6 +56,15 @@ class TopicFeatures:
                     unit = unit if kind == "depth" else None
                 spec = feature_spec(name, data.dtype, value.shape, path, kind=kind, unit=unit)
             self.specs[suffix] = spec
+
+    def _name_of(self, suffix: str) -> str:
+        return ".".join(filter(None, (self._prefix, suffix)))
+
+    def unread(self, message: Message) -> list[str]:
+        """Return names of values that the first message lacks, unless features are selected."""
+        if self._first is None:
+            return []
+        return [self._name_of(suffix) for suffix in message if suffix not in self._first]
 
     @property
     def poses(self) -> set[str]:

@@ -63,7 +63,7 @@ class McapSource(TopicSource):
     its frame, `camera_poses` in the metadata names the feature with the camera's poses.
 
     `/camera/image_raw` becomes the feature `camera.image_raw`. Messages with several values give
-    several features, for example `imu.data.orientation` [x, y, z, w], `imu.data.angular_velocity`
+    several features, as many as the first message has, for example `imu.data.orientation` [x, y, z, w], `imu.data.angular_velocity`
     and `imu.data.linear_acceleration`. Joints are in the order of the first message; the metadata
     has their `names`. `log_time` or `header_time` int64 [] is the time of the clock's message, in
     ns.
@@ -112,7 +112,8 @@ class McapSource(TopicSource):
                 topic: TopicVideo(recording, topic, self.topics[topic].specs[""])
                 for topic in self.videos_of(recording)
             }
-            read = self._reader(recording, videos)
+            unread_counts = Counter[str]()
+            read = self._reader(recording, videos, unread_counts)
             picked_messages = (
                 message for message in checked_messages if message[0] in aligned.picks
             )
@@ -136,6 +137,12 @@ class McapSource(TopicSource):
                     "%s: %d of %d frames of %s lack %s: translations that are not finite",
                     *(self.root, count, len(aligned.clock), info.key, name),
                 )
+            for name, count in unread_counts.items():
+                _logger.warning(
+                    "%s: %d messages of %s have %s, which the first message of its topic lacks, so "
+                    "it is not read",
+                    *(self.root, count, info.key, name),
+                )
 
     def _poses_of(
         self, recording: Recording, aligned: AlignedMessages
@@ -154,9 +161,12 @@ class McapSource(TopicSource):
         return account_of(self, self._episodes)
 
     def _reader(
-        self, recording: Recording, videos: Mapping[str, TopicVideo]
+        self, recording: Recording, videos: Mapping[str, TopicVideo], unread_counts: Counter[str]
     ) -> Callable[[str, Any, Path], dict[str, Any]]:
-        """Return a function from a message, or a frame of a video, to its values by feature."""
+        """Return a function from a message, or a frame of a video, to its values by feature.
+
+        It counts values that the first message of the topic lacks, by name.
+        """
         offered, path = recording.topics, recording.paths[0]
         decoders = {}
         for topic in self.topics:
@@ -176,7 +186,9 @@ class McapSource(TopicSource):
             if topic in videos:
                 return videos[topic].value(data, file)
             if topic in decoders:
-                return self.topics[topic].frame(decoders[topic](data, file), file, self.exif)
+                message, features = decoders[topic](data, file), self.topics[topic]
+                unread_counts.update(features.unread(message))
+                return features.frame(message, file, self.exif)
             return self.cameras.frame(offered[topic], data, file)
 
         return read

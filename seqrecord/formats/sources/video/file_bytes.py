@@ -33,11 +33,13 @@ class Contents(NamedTuple):
     """What a container declares beside its packets.
 
     `notes` are for the inventory. `packets` is the number of the stream's packets, `None` if FFmpeg
-    may return another one.
+    may return another one. `has_offsets` is whether an MP4's tables have display times beside
+    decoding times.
     """
 
     notes: tuple[str, ...] = ()
     packets: int | None = None
+    has_offsets: bool = False
 
 
 class FileBytes:

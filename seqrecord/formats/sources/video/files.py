@@ -163,8 +163,9 @@ class VideoFile:
         Empty if the tables are incomplete.
         """
         self.check()
-        # With reordered frames, entries have decoding times.
-        return () if self._stream.codec_context.has_b_frames else self._entries()
+        # Entries have decoding times, also where encoders delay all frames by the same time.
+        is_delayed = self._stream.codec_context.has_b_frames or self.contents.has_offsets
+        return () if is_delayed else self._entries()
 
     def _entries(self) -> Any:
         if "mov" in self._file.format.name and self.codec in ("h264", "av1", "vp9"):

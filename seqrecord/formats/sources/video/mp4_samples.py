@@ -75,7 +75,7 @@ def check_mp4(data: FileBytes, stream: StreamFacts) -> Contents:
     """
     tables = _Tables(data, stream)
     notes = tables.check()
-    return Contents(tuple(notes), tables.packets)
+    return Contents(tuple(notes), tables.packets, tables.has_offsets)
 
 
 class _Tables:
@@ -88,7 +88,7 @@ class _Tables:
         self._order = FragmentOrder(data)
         self._is_fragmented = self._has_movie = self._has_list = False
         self._fragments = 0
-        self._has_edits = False
+        self._has_edits = self.has_offsets = False
         self._samples = 0  # of the stream, in fragments
         self._expected = self._unused = 0  # bytes of a fragment's samples, and outside of samples
 
@@ -221,6 +221,7 @@ class _Tables:
         """Compare the samples of a track with the file."""
         data, sizes = self._data, _sample_sizes(track.tables)
         self._has_edits = len([*_edits(track.tables.get(b"elst", b""))]) > 1
+        self.has_offsets = bool(_rows(track.tables.get(b"ctts", b""), ">i4", 4, 2)[1::2].any())
         self._samples = 0 if sizes is None else int(np.count_nonzero(sizes))
         num_timed = int(_rows(track.tables.get(b"stts", b""), ">u4", 4, 2)[::2].sum())
         if sizes is not None and num_timed > len(sizes) + _MOST_UNTIMED:
