@@ -1175,7 +1175,8 @@ def test_two_rows_of_one_topic(tmp_path: Path) -> None:
     messages = [("/s", START + n, each) for n, each in enumerate(texts)]
     database = write_bag(tmp_path / "r", messages, sqlite=True)
     source = partial(open_source, tmp_path)
-    copied = "SELECT 99, name, type, serialization_format, offered_qos_profiles, type_description_hash FROM topics"
+    others = "name, type, serialization_format, offered_qos_profiles, type_description_hash"
+    copied = f"SELECT 99, {others} FROM topics"
     later = f"UPDATE messages SET topic_id = 99 WHERE timestamp > {START + 1}"
     database_write(database, f"INSERT INTO topics {copied}; {later};")
     assert [frame["s"] for frame in frames_of(source())] == ["0", "1", "2", "3"]

@@ -63,10 +63,11 @@ class McapSource(TopicSource):
     its frame, `camera_poses` in the metadata names the feature with the camera's poses.
 
     `/camera/image_raw` becomes the feature `camera.image_raw`. Messages with several values give
-    several features, as many as the first message has, for example `imu.data.orientation` [x, y, z, w], `imu.data.angular_velocity`
-    and `imu.data.linear_acceleration`. Joints are in the order of the first message; the metadata
-    has their `names`. `log_time` or `header_time` int64 [] is the time of the clock's message, in
-    ns.
+    several features, for example `imu.data.orientation` [x, y, z, w], `imu.data.angular_velocity`
+    and `imu.data.linear_acceleration`. The first message of a topic decides which; values that only
+    later ones have are logged, and not read. Joints are in the order of the first message; the
+    metadata has their `names`. `log_time` or `header_time` int64 [] is the time of the clock's
+    message, in ns.
 
     Args:
         root: a folder or a file.
