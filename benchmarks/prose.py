@@ -29,7 +29,7 @@ __all__ = ["BLOCKS", "Block", "main", "replaced"]
 Row = Mapping[str, Any]
 _RATE = "clips_per_second"
 _STEPS = "steps_per_second"
-_WORDS = {"ahead": "faster", "behind": "slower", "level": "of an overlapping range"}
+_WORDS = {"ahead": "faster", "behind": "slower", "level": "not clearly slower or faster"}
 
 
 def _read(file: str) -> dict[str, Any]:

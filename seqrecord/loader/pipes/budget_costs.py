@@ -305,8 +305,8 @@ def fit_columns(
         return columns
     lengths = torch.from_numpy(costs.lengths(clips.sample))
     longest = int(lengths.max())
-    per_frame = [one.name for one in origin if one.per_frame and one.name in columns]
-    fitted = {name: columns[name][:, :longest] for name in per_frame}
+    per_frame = (column.name for column in origin if column.per_frame)
+    fitted = {name: columns[name][:, :longest] for name in per_frame if name in columns}
     if costs.form == "packed":
         ends = lengths.cumsum(0, dtype=torch.int32)
         fitted[CU_SEQLENS] = torch.cat((ends.new_zeros(1), ends))

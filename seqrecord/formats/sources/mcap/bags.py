@@ -97,10 +97,7 @@ class _Mcap:
             definition = (b"", "") if schema is None else (schema.data, schema.encoding)
             if definition[1] == "ros1msg" and type_.count("/") == 1:
                 type_ = type_.replace("/", "/msg/")  # as in ROS 2
-            topic = Topic(name, type_, channel.message_encoding, *definition)
-            if topics.setdefault(name, topic) != topic:
-                types = f"{name}: {topics[name].type}, {type_}"
-                raise SourceError("the topic has two types", got=types)
+            _add_topic(topics, Topic(name, type_, channel.message_encoding, *definition))
         return topics
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
@@ -186,6 +183,13 @@ class _Mcap:
         return entries[:, 0].astype(np.uint64)
 
 
+def _add_topic(topics: dict[str, Topic], topic: Topic) -> None:
+    """Add a topic, which a file may declare again. Raises `SourceError` for another type."""
+    if (first := topics.setdefault(topic.name, topic)) != topic:
+        got = f"{topic.name}: {first.type}, {topic.type}"
+        raise SourceError("the topic has two types", got=got)
+
+
 class _Sqlite:
     """A file of rosbag2's storage `sqlite3`, with a table of topics and a table of messages.
 
@@ -234,10 +238,7 @@ class _Sqlite:
         for row in self._rows("SELECT name, type, serialization_format FROM topics"):
             if not all(isinstance(word, str) for word in row):
                 raise SourceError("a topic is not described by text", got=repr_of(row, 100))
-            topic = Topic(*row)
-            if (first := topics.setdefault(topic.name, topic)) != topic:
-                got = f"{topic.name}: {first.type}, {topic.type}"
-                raise SourceError("the topic has two types", got=got)
+            _add_topic(topics, Topic(*row))
         return topics
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:

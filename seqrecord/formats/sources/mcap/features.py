@@ -31,7 +31,8 @@ class TopicFeatures:
         **image_options: Any,
     ) -> None:
         self.names = {suffix: value.names for suffix, value in message.items() if value.names}
-        self._prefix, self._first = prefix, frozenset(message) if selected_names is None else None
+        self._prefix = prefix
+        self._first_suffixes = frozenset(message) if selected_names is None else None
         self.specs: dict[str, FeatureSpec] = {}
         for suffix, value in message.items():
             name = self._name_of(suffix)
@@ -62,9 +63,9 @@ class TopicFeatures:
 
     def unread(self, message: Message) -> list[str]:
         """Return names of values that the first message lacks, unless features are selected."""
-        if self._first is None:
+        if self._first_suffixes is None:
             return []
-        return [self._name_of(suffix) for suffix in message if suffix not in self._first]
+        return [self._name_of(suffix) for suffix in message if suffix not in self._first_suffixes]
 
     @property
     def poses(self) -> set[str]:
