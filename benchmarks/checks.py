@@ -80,5 +80,5 @@ def _of_rows(document: Mapping[str, Any]) -> Iterator[str]:
         shares = [run["share"] for run in measured if "share" in run]
         if shares and median(shares) > 1 + ABOVE:
             yield f"{name}: {median(shares):.2f} of its ceiling"
-        if measured and not name.startswith(TRIAL) and len(runs) < document["repeats"]:
-            yield f"{name}: {len(runs)} of {document['repeats']} repeats"
+        if measured and not name.startswith(TRIAL) and len(measured) < document["repeats"]:
+            yield f"{name}: {len(measured)} of {document['repeats']} repeats"

@@ -119,17 +119,15 @@ def test_every_system_keeps_its_row(heading: str) -> None:
             assert figures or reasons, cells
 
 
-EARLIER_METHOD = {"tartanair/CLOUD.md"}
-"""Pages whose figures are of the earlier method: to be measured again, and removed here. A page may
-keep tables of the earlier method: see `results.KEPT` and its documents of audio and RGB-D."""
 KEPT_TABLES = {"tartanair, kept", "audio", "rgbd"}
-"""Names of kept documents of tartanair/RESULTS.md, of the earlier method."""
+"""Documents of tartanair/RESULTS.md whose tables are of the earlier method: to be measured again,
+and removed here. See `results.KEPT`."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.file)
 def test_published_rows_pass_the_checks(page: Page) -> None:
     for name, document in page.named_documents().items():
-        if page.file in EARLIER_METHOD or name in KEPT_TABLES:
+        if name in KEPT_TABLES:
             assert not is_of_this_method(document), "remove it from the pages of earlier methods"
             assert not page.is_timed or method_note(document) in page.path.read_text()
         else:
@@ -147,8 +145,8 @@ DEFAULTS: dict[str, Callable[[list[str]], Any]] = {
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.file)
 def test_commands_measure_what_is_committed(page: Page) -> None:
     """The settings of published figures are the defaults of their command."""
-    if page.file not in DEFAULTS or page.file in EARLIER_METHOD:
-        pytest.skip("of the earlier method, or without such settings")
+    if page.file not in DEFAULTS:
+        pytest.skip("without such settings")
     options = vars(DEFAULTS[page.file](["folder"]))
     for name, document in page.named_documents().items():
         if name in KEPT_TABLES:
@@ -317,6 +315,8 @@ def test_unpublishable_documents() -> None:
     ):
         assert fault in faults(document(good | change, good | change)), fault
     assert faults(document(good)) == ["a: 1 of 2 repeats"]
+    failed = {"error": "StorageError: …", "commit": "abc"}
+    assert faults(document(good, failed)) == ["a: 1 of 2 repeats"]
     dirty = document({"commit": "abc-dirty"}, {"commit": "abc-dirty"}, commit="abc-dirty")
     assert faults(dirty) == ["not one committed tree: abc-dirty"]
 

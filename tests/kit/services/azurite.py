@@ -73,7 +73,7 @@ class Azurite:
             data: bytes = client.get_blob_client(container, name).download_blob().readall()
         return data
 
-    def sas(self, container: str, permission: str = "racwdl", *, minutes: float = 60) -> str:
+    def sas(self, container: str, permission: str = "racwdl", *, minutes: float = 1440) -> str:
         """A container's shared access signature, expired if `minutes` is negative."""
         from azure.storage.blob import generate_container_sas
 
