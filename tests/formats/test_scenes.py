@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import seqrecord
 from seqrecord import open_source
@@ -174,6 +175,46 @@ def test_broken_scenes_are_refused(tmp_path: Path, case: str) -> None:
     edited(tmp_path / "b/transforms.json", **values)
     source = open_source(tmp_path)
     check_refused(source, ["b"], match)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("name", ["images", "masks"])
+def test_an_image_of_another_size_than_its_cameras(
+    tmp_path: Path, name: str, *, in_place: bool
+) -> None:
+    """The first image's intrinsics would be wrong for it, where sizes vary between scenes."""
+    for number, folder in enumerate("abc"):
+        write_nerfstudio(tmp_path / folder, number)
+    path = tmp_path / f"b/{name}/frame_00003.png"
+    for enlarged in (path, *(tmp_path / "c").glob("*/*.png")):
+        with Image.open(enlarged) as image:  # of the camera's aspect ratio
+            image.resize((2 * SIZE[1], 2 * SIZE[0]), Image.Resampling.NEAREST).save(enlarged)
+    check_refused(
+        SceneSource(tmp_path, in_place=in_place),
+        ["b"],
+        "another size than the first image of its camera",
+        file=path,
+        expected="height 72, width 96",
+    )
+
+
+IMAGES_OF_ONE_NAME: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "scannet": (write_scannet, "b", "color/0.png"),
+    "scannet, depth": (write_scannet, "b", "depth/0.png"),
+    "scannetpp": (write_scannetpp, "b/iphone", "rgb/frame_000001.png"),
+    "arkitscenes": (write_arkitscenes, "b", "lowres_wide/41069021_305.365.png"),
+}
+
+
+@pytest.mark.parametrize("case", IMAGES_OF_ONE_NAME)
+def test_two_images_of_one_name(tmp_path: Path, case: str) -> None:
+    write, key, file = IMAGES_OF_ONE_NAME[case]
+    for number, folder in enumerate("ab"):
+        write(tmp_path / folder, number)
+    path = tmp_path / key / file
+    shutil.copy(path, path.with_suffix(".jpg"))
+    names = f"{path.with_suffix('.jpg').name} and {path.name}"
+    check_refused(open_source(tmp_path), [key], "the same name", file=path.parent, got=names)
 
 
 def test_folders_with_names_of_scenes_are_no_scenes(tmp_path: Path) -> None:

@@ -56,10 +56,32 @@ def test_episodes_of_one_tar(tmp_path: Path) -> None:
     assert [info.key for info in source.episodes()] == ["a/run_2", "a/run_1"]
     kept = [frame["jpg"] for frame in read(source, 1)]
     assert kept == [EncodedImage(files[f"run_1/{n}.jpg"]) for n in range(3)]
-    write_tar(tmp_path / "a.tar", {**files, "run_2/3.jpg": image()})
-    with pytest.raises(SourceError, match="tar --sort=name") as caught:
-        WebDatasetSource(tmp_path).episodes()
-    assert caught.value.episode == "a/run_2"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "bad"), [("212", "2"), ("212123", "12"), ("1221", "1"), ("1213", "1")]
+)
+def test_an_interleaved_tar_ends_its_own_episodes_only(
+    tmp_path: Path, numbers: str, bad: str
+) -> None:
+    """Parts of a folder are no episode; other folders of the file and other files are read."""
+    parts = [f"run_{number}" for number in numbers]
+    files = {f"{part}/{n}.jpg": image(n, "jpeg") for n, part in enumerate(parts)}
+    write_tar(tmp_path / "a.tar", {**files, "run_9/7.jpg": image(7, "jpeg")})
+    write_samples(tmp_path / "b.tar")
+    check_refused(
+        WebDatasetSource(tmp_path, features=["jpg", "rgb"], sparse=["jpg", "rgb"]),
+        [f"a/run_{number}" for number in bad],
+        "tar --sort=name",
+        file=tmp_path / "a.tar",
+        got="earlier samples in a.tar",
+    )
+
+
+def test_a_folder_of_a_tar_with_the_name_of_another_tar(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"b/0.jpg": image(0, "jpeg"), "c/0.jpg": image(1, "jpeg")})
+    write_tar(tmp_path / "a" / "b.tar", {"0.jpg": image(2, "jpeg")})
+    check_refused(WebDatasetSource(tmp_path), ["a/b"], "not consecutive")
 
 
 def test_unread_fields_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

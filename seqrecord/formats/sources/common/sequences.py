@@ -74,7 +74,7 @@ class Images:
     """One file per frame: an image, an npy array, or a `DecodedFile`; `None` for no file.
 
     `samples` are files whose shapes differ, the first file by default. `form` is the required dtype
-    and channels.
+    and channels. `sizes` are the required heights and widths of files, `None` for any.
     """
 
     items: Sequence[Path | DecodedFile | None]
@@ -82,6 +82,7 @@ class Images:
     unit: str | None = None
     samples: Sequence[Path | DecodedFile] = ()
     form: tuple[npt.DTypeLike, tuple[int, ...]] | None = None
+    sizes: Sequence[tuple[int, int] | None] = ()
 
     @property
     def paths(self) -> list[Path]:
@@ -131,6 +132,8 @@ class Images:
         if (item := self.items[frame]) is None:
             return None
         path = path_of(item)
+        if self.sizes and None in spec.shape[:2]:  # which else are checked with the values
+            self._check_size(item, self.sizes[frame])
         if source.in_place and page_kind(spec).may_refer(spec):
             return ReferencedFile(str(path))
         if isinstance(item, Path) and path.suffix.lower() in IMAGE_ENDINGS:
@@ -139,6 +142,17 @@ class Images:
             array = read_array(path) if isinstance(item, Path) else item.read(source.exif)
         check_spec(array.dtype, array.shape, spec, path)
         return array
+
+    def _check_size(self, item: Path | DecodedFile, required: tuple[int, int] | None) -> None:
+        size = image_size(item)
+        if required is not None and size != required:
+            raise SourceError(
+                "the image has another size than the first image of its camera; resize it, or "
+                "give it intrinsics of its own",
+                file=str(path_of(item)),
+                expected=f"height {required[0]}, width {required[1]}",
+                got=f"height {size[0]}, width {size[1]}",
+            )
 
 
 def path_of(item: Path | DecodedFile) -> Path:

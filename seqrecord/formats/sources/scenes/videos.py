@@ -42,6 +42,7 @@ from seqrecord.formats.sources.scenes.views import (
     Layout,
     Scene,
     View,
+    image_files,
     images_in,
     inside,
     well_formed,
@@ -143,7 +144,7 @@ def _re10k_places(folder: Path) -> Mapping[str, Path]:
     clips = {stem for stem in stems if _CLIP.fullmatch(stem) or _has_rows(folder / f"{stem}.txt")}
     if clips:
         for stem in stems - clips:
-            if any(map(_MICROSECONDS.fullmatch, images_in(folder / stem))):
+            if any(_MICROSECONDS.fullmatch(path.stem) for path in image_files(folder / stem)):
                 clips.add(stem)
     return {name: folder / f"{name}.txt" for name in sorted(clips)}
 

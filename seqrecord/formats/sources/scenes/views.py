@@ -192,11 +192,27 @@ def well_formed(path: Path, expected: str) -> Iterator[None]:
         ) from error
 
 
-def images_in(folder: Path) -> dict[str, Path]:
-    """Return the images in a folder by name without ending; none if the folder is missing."""
+def image_files(folder: Path) -> list[Path]:
+    """Return the images in a folder; none if the folder is missing."""
     names = list_folder(folder) if is_directory(folder) else ()
     paths = (folder / name for name, is_folder in names if not is_folder)
-    return {path.stem: path for path in paths if path.suffix.lower() in IMAGE_ENDINGS}
+    return [path for path in paths if path.suffix.lower() in IMAGE_ENDINGS]
+
+
+def images_in(folder: Path) -> dict[str, Path]:
+    """Return the images in a folder by name without ending; none if the folder is missing.
+
+    Raises `SourceError` for two images of one name.
+    """
+    paths: dict[str, Path] = {}
+    for path in image_files(folder):
+        if (other_path := paths.setdefault(path.stem, path)) is not path:
+            raise SourceError(
+                "two images have the same name; move one to another folder",
+                file=str(folder),
+                got=" and ".join(sorted((other_path.name, path.name))),
+            )
+    return paths
 
 
 def existing_files(paths: Collection[Path]) -> set[Path]:
@@ -310,7 +326,8 @@ def _file_column(
             scaled_cameras[camera] = (
                 camera if path is None else camera.scaled(*sizes[camera.size], path_of(path))
             )
-    column = Images(paths, _KINDS.get(name), unit, [*samples.values()])
+    required_sizes = [sizes.get(camera.size) if camera else None for camera in cameras]
+    column = Images(paths, _KINDS.get(name), unit, [*samples.values()], sizes=required_sizes)
     return column, _FrameCameras([scaled_cameras[camera] for camera in cameras])
 
 

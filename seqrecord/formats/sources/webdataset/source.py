@@ -64,6 +64,7 @@ from seqrecord.store.text import counted
 _logger = logging.getLogger("seqrecord")
 
 _MOST_NOTES = 5  # on keys
+_EARLIER_FILE = "earlier_file"  # of an episode that cannot be read: that of its first samples
 _ARRAYS = (".npy", ".flo", ".pfm")
 _TEXTS = (".txt", ".text", ".transcript", ".json", ".jsn")
 _NUMBERS = (".cls", ".cls2", ".class", ".count", ".index", ".inx", ".id")
@@ -91,7 +92,8 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
     warning list them. Nothing is unpickled. A field that is a short number, as in
     `000012.5.png`, may be a part of a time: select it by `features` or `sparse`.
 
-    A tar file is read sequentially, once for names and positions and once for frames.
+    A tar file is read sequentially, once for names and positions and once for frames. Reading an
+    episode whose samples are not consecutive raises `SourceError`.
 
     Args:
         root: a folder or a file.
@@ -121,6 +123,8 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             path = self._folder / str(file)
             if not isinstance(offset, int) or ".." in path.parts or not _is_tar(path):
                 raise SourceError("no such episode", file=str(self.root))
+            if (earlier_file := info.metadata.get(_EARLIER_FILE)) is not None:
+                raise _not_consecutive(path, offset, earlier_file)
             with opened(path) as stream:
                 yield from self._frames(stream, path, info)
 
@@ -128,21 +132,21 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         paths = find_files(self.path, _is_tar)
         if not paths:
             raise SourceError("no tar file found", file=str(self.root), expected="*.tar")
-        keys: set[str] = set()
+        places: dict[str, EpisodeInfo] = {}
         are_named = False
         names_by_folder: defaultdict[Path, list[str]] = defaultdict(list)
         for path in paths:
             names_by_folder[path.parent].append(path.name)
-            repeated_place, num_before = None, len(scan.episodes)
+            repeated_places: dict[str, EpisodeInfo] = {}
+            num_before = len(scan.episodes)
             with scan.unless_broken(self._place(path, "", 0)), opened(path) as stream:
                 all_samples = _samples(stream, path, skipped_names=scan.unread)
                 for folder, samples in groupby(all_samples, lambda sample: sample.folder):
                     first_sample = next(samples)
                     place = self._place(path, folder, first_sample.offset)
-                    if place.key in keys:
-                        repeated_place = place
-                        break
-                    keys.add(place.key)
+                    if places.setdefault(place.key, place) is not place:
+                        repeated_places.setdefault(place.key, place)
+                        continue
                     with scan.unless_broken(place):
                         episode = _Episode(stream, path)
                         for sample in chain([first_sample], samples):
@@ -150,14 +154,12 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                         are_named |= self._scan_episode(scan, place, episode) is None
                 if len(scan.episodes) == num_before:
                     scan.notes.append(f"{path.name} has no samples")
-            if repeated_place is not None:
-                raise SourceError(
-                    "the samples of a folder are not consecutive; repack them with "
-                    "`tar --sort=name`",
-                    file=str(path),
-                    offset=repeated_place.metadata["offset"],
-                    episode=repeated_place.key,
-                )
+            scan.episodes = [info for info in scan.episodes if info.key not in repeated_places]
+            for key, place in repeated_places.items():
+                earlier_file = places[key].metadata["file"]
+                metadata = {**place.metadata, _EARLIER_FILE: earlier_file}
+                with scan.unless_broken(replace(place, metadata=metadata)):
+                    raise _not_consecutive(path, place.metadata["offset"], earlier_file)
         if scan.offered:
             extra_specs = name_specs(self.path, are_named=are_named)
             scan.specs += [spec for spec in extra_specs if spec.name not in scan.offered]
@@ -428,6 +430,16 @@ def _samples(
             )
     if sample is not None:
         yield sample
+
+
+def _not_consecutive(path: Path, offset: int, earlier_file: str) -> SourceError:
+    return SourceError(
+        "the samples of an episode are not consecutive; repack them with `tar --sort=name`",
+        file=str(path),
+        offset=offset,
+        expected="one sequence of samples in one tar file",
+        got=f"earlier samples in {earlier_file}",
+    )
 
 
 def _ending(name: str) -> str:
