@@ -87,11 +87,11 @@ def kept(measured_now: Mapping[str, Document], published: Mapping[str, Document]
         **{name: published[name] for name in WORKLOADS if name in published},
         **measured_now,
     }
-    new = documents[TARTANAIR.name]
-    if new is not published.get(TARTANAIR.name) and not all(
-        has_table(new, t) for t in _KEPT_TABLES
-    ):
-        documents[KEPT] = published.get(KEPT, published[TARTANAIR.name])
+    if not all(has_table(documents[TARTANAIR.name], table) for table in _KEPT_TABLES):
+        if KEPT in published:
+            documents[KEPT] = published[KEPT]
+        elif TARTANAIR.name in measured_now:
+            documents[KEPT] = published[TARTANAIR.name]
     return documents
 
 
