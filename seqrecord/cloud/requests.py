@@ -41,7 +41,7 @@ class FsspecReader:
         return self.size_and_tag(path)[0]
 
     def size_and_tag(self, path: str) -> tuple[int, str | None]:
-        """Size of a file, and its strong e-tag without quotes, `None` if the client has none."""
+        """Size of a file, and its strong e-tag as sent, `None` if the client has none."""
         check_path(path)
         try:
             return self._size_and_tag(path)

@@ -19,7 +19,7 @@ import pytest
 import seqrecord
 from seqrecord import EngineOptions, errors
 from seqrecord.cloud.objects import OBJECTS
-from seqrecord.storage import Storage, open_storage, parse_location
+from seqrecord.storage import Storage, identity_of, open_storage, parse_location
 from tests.kit.clip_data import digests
 from tests.kit.command_line import fail, run
 from tests.kit.processes import busy_threads, in_fork
@@ -90,6 +90,12 @@ def test_odd_names_long_ranges_and_a_replaced_file(place: Place) -> None:
             again.close()  # the next read makes a new client
     assert storage.size(NAME) == len(DATA)  # requests the size again
     assert get(storage, NAME, 0, 10) == DATA[::-1][:10]
+    identity = identity_of(storage, NAME)  # originals are compared by it, then read
+    place.put(NAME, DATA)
+    with pytest.raises(errors.StorageError, match="replaced while it was read"):
+        get(storage, NAME, 0, 10)
+    assert identity_of(storage, NAME) != identity
+    assert get(storage, NAME, 0, 10) == DATA[:10]
     storage.close()
 
 

@@ -67,8 +67,8 @@ class HttpFiles:
 
     The size is from a HEAD request, or from a range's response if HEAD has none. A response is read
     only up to the requested length, and not at all if it has the whole file. Connections are
-    reused. `follows` allows redirects, for servers without credentials only. If a file is replaced
-    between two reads (the e-tag in `tags` differs), reads fail until the next `info`.
+    reused. `follows` allows redirects, for servers without credentials only. `tags` has the e-tags
+    of files that were read: if a file is replaced, reads fail until the next `info`.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class HttpFiles:
                 tag = _strong_tag(answer)
         return {
             "size": int(length) if length.isdecimal() else None,
-            "strong_etag": tag and tag.strip('"'),
+            "strong_etag": tag,
         }
 
     def cat_file(self, path: str, start: int, end: int) -> bytearray:

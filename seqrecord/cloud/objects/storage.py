@@ -98,10 +98,15 @@ class ObjectStorage(WholeFileStorage):
     def identity(self, path: str) -> tuple[int, str | None]:
         """Size and e-tag; see `identity_of`. From the reader if it has e-tags: in a forked process
         obstore cannot be used, and web servers have no other client.
+
+        Later reads fail if the file is replaced meanwhile.
         """
         size, tag = self._reader.size_and_tag(check_path(path))
-        if tag is not None or not self.bucket.is_writable:
-            return size, tag
+        if tag is not None:
+            self.bucket.tags[self._reader.full(path)] = tag
+            return size, tag.strip('"')
+        if not self.bucket.is_writable:
+            return size, None
         key = self.bucket.key(path)
         meta = self._ask(path, lambda store: store.head(key))
         return int(meta["size"]), _identity(meta)
