@@ -78,6 +78,35 @@ def test_an_interleaved_tar_ends_its_own_episodes_only(
     )
 
 
+@pytest.mark.parametrize("end", ["cut", "no end", "name", "twice"])
+@pytest.mark.parametrize(
+    ("files", "bad", "good"),
+    [
+        ("f/0 g/0 f/1", "f", "g"),
+        ("f/0 f/1 g/0 h/0 f/2", "f", "g h"),
+        ("f/0 f/1 g/0", "g", "f"),
+        ("f/0 g/0 f/1 h/0", "f h", "g"),
+    ],
+)
+def test_a_tar_that_ends_in_a_folder(
+    tmp_path: Path, files: str, bad: str, good: str, end: str
+) -> None:
+    """The folder that may continue is no episode; those before it are whole."""
+    path, names = tmp_path / "a.tar", [f"{name}.jpg" for name in files.split()]
+    more = {"name": ["/x/0.jpg"], "twice": [names[-1].replace(".", ".s.")] * 2}.get(end, [])
+    with tarfile.open(path, "w") as tar:
+        for number, name in enumerate([*names, *more]):
+            info, data = tarfile.TarInfo(name), image(number, "jpeg")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        stop = tar.offset
+    if end in ("cut", "no end"):
+        path.write_bytes(path.read_bytes()[: stop - (700 if end == "cut" else 0)])
+    source = WebDatasetSource(tmp_path, features=["jpg"])
+    check_refused(source, [f"a/{folder}" for folder in bad.split()], file=path)
+    assert {info.key for info in source.episodes()} == {f"a/{f}" for f in f"{bad} {good}".split()}
+
+
 def test_a_folder_of_a_tar_with_the_name_of_another_tar(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"b/0.jpg": image(0, "jpeg"), "c/0.jpg": image(1, "jpeg")})
     write_tar(tmp_path / "a" / "b.tar", {"0.jpg": image(2, "jpeg")})

@@ -284,6 +284,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         folder, samples = next(by_folder, ("", iter(())))
         is_found = self._place(path, folder, 0).key == info.key
         for index, sample in enumerate(samples if is_found else ()):
+            sample.check()
             dense_names = (sample.fields.keys() & schema.keys()) - {*self.sparse}
             if dense_names != (fields := fields or dense_names):
                 name = min(dense_names ^ fields)
@@ -337,12 +338,21 @@ FORMAT = SourceFormat(
 
 @dataclass
 class _Sample:
-    """Consecutive files with the same name up to the first dot, by feature."""
+    """Consecutive files with the same name up to the first dot, by feature.
+
+    `error` was raised by its files, or before the next sample: more of them may follow.
+    """
 
     folder: str
     key: str
     offset: int
     fields: dict[str, Member] = field(default_factory=dict)
+    error: Exception | None = None
+
+    def check(self) -> None:
+        """Raise `error`, if any."""
+        if self.error is not None:
+            raise self.error
 
     def number(self, pattern: str, path: Path) -> int:
         """Return the number in its name. Raises `SourceError` for a name of another pattern."""
@@ -393,6 +403,7 @@ class _Episode:
     fields: dict[str, _Field] = field(default_factory=dict)
 
     def add(self, sample: _Sample) -> None:
+        sample.check()
         self.folder = sample.folder
         self.keys.append(sample.key)
         for name, member in sample.fields.items():
@@ -406,28 +417,36 @@ class _Episode:
 def _samples(
     stream: BinaryIO, path: Path, offset: int = 0, *, skipped_names: Counter[str] | None = None
 ) -> Iterator[_Sample]:
-    """Yield the samples with supported fields; `skipped_names` counts the names of other files."""
+    """Yield the samples with supported fields; `skipped_names` counts the names of other files.
+
+    An error belongs to the last sample before it, and so to the folder that it may cut.
+    """
     sample = None
-    for member in members(stream, path, offset):
-        folder, key, ending = split_name(member.name)
-        if any(map(is_junk, member.name.split("/"))):
-            continue
-        if _ending(ending) not in _READ:
-            if skipped_names is not None:
-                skipped_names[f"*.{ending}" if ending else key] += 1
-            continue
-        if sample is None or (folder, key) != (sample.folder, sample.key):
-            if sample is not None:
-                yield sample
-            sample = _Sample(folder, key, member.offset)
-        name = feature_name(ending.rpartition(".")[0] or ending)
-        if (earlier_member := sample.fields.setdefault(name, member)) is not member:
-            raise SourceError(
-                "two files have the same frame number",
-                file=str(path / member.name),
-                feature=name,
-                got=f"{earlier_member.name} and {member.name}",
-            )
+    try:
+        for member in members(stream, path, offset):
+            folder, key, ending = split_name(member.name)
+            if any(map(is_junk, member.name.split("/"))):
+                continue
+            if _ending(ending) not in _READ:
+                if skipped_names is not None:
+                    skipped_names[f"*.{ending}" if ending else key] += 1
+                continue
+            if sample is None or (folder, key) != (sample.folder, sample.key):
+                if sample is not None:
+                    yield sample
+                sample = _Sample(folder, key, member.offset)
+            name = feature_name(ending.rpartition(".")[0] or ending)
+            if (earlier_member := sample.fields.setdefault(name, member)) is not member:
+                sample.error = sample.error or SourceError(
+                    "two files have the same frame number",
+                    file=str(path / member.name),
+                    feature=name,
+                    got=f"{earlier_member.name} and {member.name}",
+                )
+    except (SourceError, OSError) as error:
+        if sample is None:
+            raise
+        sample.error = sample.error or error
     if sample is not None:
         yield sample
 
