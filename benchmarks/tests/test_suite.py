@@ -483,13 +483,13 @@ def test_tables_that_were_not_measured_are_kept(tmp_path: Path) -> None:
     (to / "results.json").write_text(json.dumps(old))
     after = sections_of(results.write(folder, to, keeps_tables=True).read_text())
     assert {*json.loads((to / "results.json").read_text())} == {*WORKLOADS, results.KEPT}
-    for heading, of in (
+    for heading, document in (
         ("The published table, and ours beside it", table),
         ("Storages, and video", table),
         ("Audio", old[AUDIO.name]),
     ):
         assert "not measured" not in after[heading].lower(), heading
-        assert f"at commit {of['commit']}" in after[heading], heading
+        assert f"at commit {document['commit']}" in after[heading], heading
     assert "| webdataset |" not in after["All loaders"].split("<details>")[0]
     # Also by a run of another workload.
     (folder / AUDIO.name).mkdir()

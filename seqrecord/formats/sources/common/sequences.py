@@ -132,7 +132,7 @@ class Images:
         if (item := self.items[frame]) is None:
             return None
         path = path_of(item)
-        if self.sizes and None in spec.shape[:2]:  # which else are checked with the values
+        if self.sizes and None in spec.shape[:2]:  # fixed sizes are checked with the values
             self._check_size(item, self.sizes[frame])
         if source.in_place and page_kind(spec).may_refer(spec):
             return ReferencedFile(str(path))

@@ -6,7 +6,7 @@ https://github.com/webdataset/webdataset#the-webdataset-format
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -124,7 +124,14 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             if not isinstance(offset, int) or ".." in path.parts or not _is_tar(path):
                 raise SourceError("no such episode", file=str(self.root))
             if (earlier_file := info.metadata.get(_EARLIER_FILE)) is not None:
-                raise _not_consecutive(path, offset, earlier_file)
+                raise SourceError(
+                    "the samples of an episode are not consecutive; repack them with "
+                    "`tar --sort=name`",
+                    file=str(path),
+                    offset=offset,
+                    expected="one sequence of samples in one tar file",
+                    got=f"earlier samples in {earlier_file}",
+                )
             with opened(path) as stream:
                 yield from self._frames(stream, path, info)
 
@@ -133,11 +140,11 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         if not paths:
             raise SourceError("no tar file found", file=str(self.root), expected="*.tar")
         places: dict[str, EpisodeInfo] = {}
+        repeated_places: dict[str, EpisodeInfo] = {}
         are_named = False
         names_by_folder: defaultdict[Path, list[str]] = defaultdict(list)
         for path in paths:
             names_by_folder[path.parent].append(path.name)
-            repeated_places: dict[str, EpisodeInfo] = {}
             num_before = len(scan.episodes)
             with scan.unless_broken(self._place(path, "", 0)), opened(path) as stream:
                 all_samples = _samples(stream, path, skipped_names=scan.unread)
@@ -154,12 +161,12 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                         are_named |= self._scan_episode(scan, place, episode) is None
                 if len(scan.episodes) == num_before:
                     scan.notes.append(f"{path.name} has no samples")
-            scan.episodes = [info for info in scan.episodes if info.key not in repeated_places]
-            for key, place in repeated_places.items():
-                earlier_file = places[key].metadata["file"]
-                metadata = {**place.metadata, _EARLIER_FILE: earlier_file}
-                with scan.unless_broken(replace(place, metadata=metadata)):
-                    raise _not_consecutive(path, place.metadata["offset"], earlier_file)
+        scan.episodes = [info for info in scan.episodes if info.key not in repeated_places]
+        for key, place in repeated_places.items():
+            metadata = {**place.metadata, _EARLIER_FILE: places[key].metadata["file"]}
+            info = replace(place, metadata=metadata)
+            with scan.unless_broken(info):
+                deque(self.frames(info), 0)  # raises
         if scan.offered:
             extra_specs = name_specs(self.path, are_named=are_named)
             scan.specs += [spec for spec in extra_specs if spec.name not in scan.offered]
@@ -449,16 +456,6 @@ def _samples(
         sample.error = sample.error or error
     if sample is not None:
         yield sample
-
-
-def _not_consecutive(path: Path, offset: int, earlier_file: str) -> SourceError:
-    return SourceError(
-        "the samples of an episode are not consecutive; repack them with `tar --sort=name`",
-        file=str(path),
-        offset=offset,
-        expected="one sequence of samples in one tar file",
-        got=f"earlier samples in {earlier_file}",
-    )
 
 
 def _ending(name: str) -> str:
