@@ -286,13 +286,33 @@ def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(tmp_path: P
         assert server.sent < 16 << 20
 
 
-def test_size_is_read_from_a_range_response(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranges", [True, False])
+def test_sizes_of_a_server_without_head(tmp_path: Path, ranges: bool) -> None:
     (tmp_path / "a").write_bytes(DATA[:1000])
-    with WebFolder(tmp_path, head=False) as server:
-        storage = open_storage(server.endpoint)
-        assert storage.size("a") == 1000
-        assert get(storage, "a", 3, 900) == DATA[3:900]
-        storage.close()
+    (tmp_path / "empty").touch()
+    with (
+        WebFolder(tmp_path, ranges=ranges, head=False) as server,
+        closing(open_storage(server.endpoint)) as storage,
+    ):
+        assert [storage.size(name) for name in ("a", "empty")] == [1000, 0]
+        assert storage.read_whole("empty", 10)[0] == b""
+        with pytest.raises(errors.NotFoundError):
+            storage.size("b")
+        if ranges:
+            assert get(storage, "a", 3, 900) == DATA[3:900]
+            return
+        with pytest.raises(errors.StorageError, match="does not support ranges"):
+            get(storage, "a", 3, 900)
+
+
+def test_a_server_that_refuses_ranges_tells_no_size(tmp_path: Path) -> None:
+    refusals = [Canned(answer(405)), Canned(answer(416))]
+    with (
+        CannedServer(refusals * 9) as server,
+        closing(open_storage(f"http://{server.host}")) as storage,
+        pytest.raises(errors.StorageError, match="does not report the file's size"),
+    ):
+        storage.size("a")
 
 
 def test_connections_are_reused_and_handshake_errors_time_out(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import inventory_of
+from tests.formats.cases import index_source
 from tests.formats.format_cases.scenes import write_nerfstudio, write_scannet
 from tests.kit.bags import compressed, header, image, message, png, transform, write_mcap
 from tests.kit.datasets import encoded
@@ -73,6 +74,33 @@ def test_a_larger_tolerance_finds_more_poses(tmp_path: Path) -> None:
     named = open_source(path, **HOW, tolerance=0.04, features=["cam", "pose.cam"])
     with pytest.raises(SourceError, match="no value in any frame"):
         seqrecord.convert(named, tmp_path / "r", workers=1)
+
+
+@pytest.mark.parametrize("layout", ["bag", "scannet"])
+def test_poses_alone_keep_frames_without_one(tmp_path: Path, layout: str) -> None:
+    """`features=` of a source selects as a loader's does: it leaves out no frame."""
+    name, options = "pose", dict[str, Any]()
+    if layout == "bag":
+        (tmp_path / "source").mkdir()
+        write_recording(tmp_path / "source" / "a.mcap", [0, 1, np.nan, *range(3, 11)])
+        name, options = "pose.cam", HOW
+    else:
+        write_scannet(tmp_path / "source")
+    whole = frames_of(open_source(tmp_path / "source", **options))
+    seqrecord.convert(
+        open_source(tmp_path / "source", **options, features=[name]), tmp_path / "r", workers=1
+    )
+    if layout == "scannet":  # bags of raw images cannot be read in place
+        index_source(open_source(tmp_path / "source", features=[name]), tmp_path / "index")
+    for path in tmp_path.glob("[ri]*"):
+        dataset = seqrecord.open(path)
+        [episode] = dataset.episodes.values()
+        assert [*dataset.features] == [name]
+        assert len(episode) == len(whole)
+        for number, frame in enumerate(whole):
+            assert [*episode[number]] == ([name] if name in frame else [])
+            if name in frame:
+                np.testing.assert_array_equal(episode[number][name], frame[name])
 
 
 def test_a_rotation_that_is_none_is_an_error(tmp_path: Path) -> None:

@@ -463,6 +463,29 @@ def test_nearest_frames(
         check(clip, times, tolerance)
 
 
+@pytest.mark.parametrize("drift", [0.96, 1.04])
+def test_beyond_the_ends_of_a_slow_or_fast_loop(tmp_path: Path, drift: float) -> None:
+    """The nearest frame is padding where it would be the next one after the last."""
+    stamps = np.arange(40) * 0.1 * drift
+    features = {"time": {"kind": "timestamp", "unit": "s"}}
+    writer = SeqRecordWriter(tmp_path / "drift", features=features)
+    with writer, writer.episode("0", fps=10.0) as episode:
+        for i, stamp in enumerate(stamps):
+            episode.append({"time": stamp, "a": np.int64(i)})
+    for times in (
+        [-0.163, -0.06, 0, 0.045, 0.06, 0.07, 0.075, 0.163],
+        [-3, -1.15, 0, 1.05, 1.06, 1.07, 3],
+    ):
+        windows: dict[str, Any] = {"a": Seconds(times, tolerance=0.045), "time": [0]}
+        clips = SeqRecordMapDataset(tmp_path / "drift", windows=windows, pad="edge")
+        for start in range(40):
+            asked = (stamps[start] + np.array(times)) / (0.1 * drift)
+            numbers = np.floor(asked + 0.5)
+            clip = clips[start]
+            assert clip["a_is_pad"].tolist() == ((numbers < 0) | (numbers > 39)).tolist(), start
+            assert clip["a"].tolist() == np.clip(numbers, 0, 39).tolist(), start
+
+
 def test_time_without_a_frame_is_an_error(timed: Dataset) -> None:
     windows = {"imu": Seconds([0, 0.1], timestamps="time", tolerance=0.06)}
     for make in (

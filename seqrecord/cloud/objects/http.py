@@ -88,13 +88,24 @@ class HttpFiles:
                 raise
             length, tag = "", None
         if not length.isdecimal():
-            with self._ask("GET", path, {"Range": "bytes=0-0"}) as answer:
-                length = answer.headers.get("Content-Range", "").rpartition("/")[2]
-                tag = _strong_tag(answer)
+            length, tag = self._size_of_range(path)
         return {
             "size": int(length) if length.isdecimal() else None,
             "strong_etag": tag,
         }
+
+    def _size_of_range(self, path: str) -> tuple[str, str | None]:
+        """Length and e-tag of a file, from the response to a request for its first byte."""
+        try:
+            with self._ask("GET", path, {"Range": "bytes=0-0"}) as answer:
+                headers, tag = answer.headers, _strong_tag(answer)
+                if answer.status == 200:  # without ranges
+                    return headers.get("Content-Length", ""), tag
+        except HTTPError as error:
+            if error.status != 416:  # of an empty file: `Content-Range: bytes */0`
+                raise
+            headers, tag = error.headers, None
+        return headers.get("Content-Range", "").rpartition("/")[2], tag
 
     def cat_file(self, path: str, start: int, end: int) -> bytearray:
         """Read a range; empty if the response has another range."""

@@ -19,6 +19,7 @@ from seqrecord.formats.converting.convert_jobs import (
     Meter,
     Workers,
     cut_in_jobs,
+    requested_features,
     run_jobs,
 )
 from seqrecord.formats.converting.described_source import DescribedSource
@@ -296,15 +297,13 @@ def _report(
         _logger.warning("%s: %s", target.storage.url, note)
     inventory = inventory.extended(notes=warnings)
     source, url = packing.source, target.storage.url
-    selected_features = getattr(source, "features", None)  # any value in a user's own source
-    requested = selected_features if isinstance(selected_features, list | tuple) else ()
     return ConvertReport(
         manifest=target.commit(
             {*target.finished, *written},
             statistics,
             original.splits,
             [inventory] if packing.inventories is None else packing.inventories,
-            check=partial(_check_values, requested=requested, shown=url),
+            check=partial(_check_values, requested=requested_features(source), shown=url),
             copied=packing.copied,
             dictionaries=dictionaries,
         ),

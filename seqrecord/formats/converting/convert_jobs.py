@@ -305,6 +305,12 @@ def write_copy(job: PackedJob, advance: Callable[[int], None] | None = None) -> 
         copy.storage.close()
 
 
+def requested_features(source: Source) -> Sequence[str]:
+    """The features that a source was asked for; none if it was asked for all."""
+    features = getattr(source, "features", None)  # any value in a user's own source
+    return features if isinstance(features, list | tuple) else ()
+
+
 def _write_frames(
     files: RecordFileWriter,
     job: Job,
@@ -333,6 +339,7 @@ def _write_frames(
         blocks = blocks_of(source, info)
     has_frames_only = not (hasattr(source, "videos") or hasattr(source, "chunks"))
     has_frames_only &= not getattr(source, "has_empty_frames", False)
+    has_frames_only &= not requested_features(source)  # a frame may lack all of these
     for block in guarded(blocks, episode=info.key):
         start, count = count, count + block.num_frames
         if count > info.num_frames:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -167,7 +167,10 @@ class Timestamps:
         lowest, _ = self._bounds(min(seconds.time_list))
         _, highest = self._bounds(max(seconds.time_list))
         pads = seconds.out_of_range == "pad"
-        return TimedWindow(seconds.time_list, seconds.tolerance, pads, lowest, highest, self)
+        window = TimedWindow(seconds.time_list, seconds.tolerance, pads, lowest, highest, self)
+        if isinstance(seconds, _NearestSeconds):
+            return replace(window, outside_tolerance=seconds.outside_tolerance)
+        return window
 
     def seconds(self, episode: int) -> npt.NDArray[np.float64]:
         """See `Clock`."""
@@ -219,17 +222,27 @@ def _keep_rate(index: Index, clock: str, selected: IntArray) -> bool:
     return bool((~np.isfinite(steps) | (drift <= allowed * (1 + 1e-6))).all())
 
 
-def _nearest(window: Seconds, index: Index, selected: IntArray, feature: str) -> Seconds:
+@dataclass(frozen=True, repr=False)
+class _NearestSeconds(Seconds):
+    """Seconds in episodes that keep their rate; see `TimedWindow.outside_tolerance`."""
+
+    outside_tolerance: float = 0.0
+
+
+def _nearest(window: Seconds, index: Index, selected: IntArray, feature: str) -> _NearestSeconds:
     """The window for the nearest frames, all within a step that fits the episodes' fps.
 
     From first to last without a step, it has the times i / fps. Raises `ClipError` for none.
     """
     rates = np.unique(index.fps[selected])
     near = max(window.tolerance, (1 + MAX_EXTRA) / 2 / float(rates[0]))
+    first, last = window.first, window.last
     if window.times is None and window.step is None and len(rates) == 1:
         times = window.offsets(float(rates[0]), feature) / float(rates[0])
-        return Seconds(times.tolist(), tolerance=near)
-    return replace(window, tolerance=near)
+        first, last = times.tolist(), None
+    return _NearestSeconds(
+        first, last, step=window.step, tolerance=near, outside_tolerance=window.tolerance
+    )
 
 
 def _is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.NDArray[np.bool_]:

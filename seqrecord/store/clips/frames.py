@@ -403,6 +403,9 @@ class TimedWindow(ClipWindow):
 
     The frames are at offsets in [`first_offset`, `last_offset`] from the start, or at the ends of
     the episode.
+
+    If frames follow each other at a steady rate, `tolerance` may be more than half a step. A time
+    outside the episode then has no frame beyond `outside_tolerance` and half a mean step.
     """
 
     times: tuple[float, ...]
@@ -411,6 +414,7 @@ class TimedWindow(ClipWindow):
     first_offset: int
     last_offset: int
     clock: Clock
+    outside_tolerance: float | None = None
 
     @property
     def pads(self) -> bool:
@@ -460,8 +464,13 @@ class TimedWindow(ClipWindow):
         frames = np.where(
             requested_times - stamps[earlier] <= stamps[later] - requested_times, earlier, later
         )
-        is_pad = np.abs(stamps[frames] - requested_times) > tolerance
-        is_far = is_pad & (requested_times >= stamps[0]) & (requested_times <= stamps[-1])
+        is_inside = (requested_times >= stamps[0]) & (requested_times <= stamps[-1])
+        largest = np.full_like(requested_times, tolerance)
+        if self.outside_tolerance is not None:
+            half_step = (stamps[-1] - stamps[0]) / max(last_frame, 1) / 2
+            largest[~is_inside] = max(self.outside_tolerance, half_step)
+        is_pad = np.abs(stamps[frames] - requested_times) > largest
+        is_far = is_pad & is_inside
         if checks and is_far.any() and not self.pads_far:
             clip, number = np.argwhere(is_far)[0].tolist()
             raise ClipError(
