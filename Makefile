@@ -22,7 +22,7 @@ OWN := layers or docs or messages or simulation or kill or power_loss or two_wri
 	or test_options or test_clip_lists or test_frames_in_memory or test_mistakes or test_declared
 # Loops over cases that the lowest OpenEXR cannot write, and URLs that the lowest huggingface_hub logs.
 OWN += or (test_image_files and (test_refused or cut_or_gone)) or locations_and_options_that_are_wrong
-# CI runs a random share of the slow tests: SLOW='--slow-share 0.34 --slow-seed COMMIT'
+# CI runs a random share of the slow tests: SLOW='--slow-share 0.25 --slow-seed COMMIT'
 SLOW :=
 PARTS := store, loader, video, in_place, cloud, formats, robots, cuda, tools
 

@@ -44,7 +44,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-@pytest.mark.parametrize("num_workers", [0, 1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_workers", [0, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 3))]
+)
 def test_a_dataloader_has_as_many_batches_as_its_length(
     path: Path, case: str, num_workers: int
 ) -> None:
@@ -57,7 +59,7 @@ def test_a_dataloader_has_as_many_batches_as_its_length(
                 assert len(list(batches)) == length
 
 
-@pytest.mark.parametrize("num_workers", [0, 2, 3])
+@pytest.mark.parametrize("num_workers", [0, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 def test_batches_that_workers_make(

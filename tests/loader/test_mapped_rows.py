@@ -248,11 +248,10 @@ def test_workers(path: Path, context: str) -> None:
     if context == "fork":
         digests(mapped)  # maps and marks that workers inherit
         mapped.set_epoch(0)
-    loaders = (
-        DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context=context)
-        for pipe in (mapped, copied)
+    first, second = (
+        digests(DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context=start))
+        for pipe, start in ((mapped, context), (copied, "fork"))
     )
-    first, second = (digests(loader) for loader in loaders)
     assert first == second
 
 

@@ -357,11 +357,22 @@ AROUND: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("around", AROUND)
+WHERE = {"inside": 2, "last": -1, "end": None}
+STATES = [
+    pytest.param(
+        *(place, around),
+        id=f"{name}-{around}",
+        marks=[pytest.mark.slow] if "workers" in around and name != "inside" else [],
+    )
+    for name, place in WHERE.items()
+    for around in AROUND
+]
+
+
+@pytest.mark.parametrize(("given", "around"), STATES)
 @pytest.mark.parametrize(
     "is_set_first", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["load", "set"]
 )
-@pytest.mark.parametrize("given", [2, -1, None], ids=["inside", "last", "end"])
 def test_a_state_that_a_loader_loads_and_set_epoch(
     path: Path, around: str, is_set_first: bool, given: int | None
 ) -> None:

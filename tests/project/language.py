@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from tests.project.source_code import parse
+from tests.project.source_code import parse, statements
 
 ROOT = Path(__file__).parents[2]
 LIMITS = {"what": 0.8, "say": 0.6, "those": 1.0, "lies": 0.5}
@@ -130,7 +130,7 @@ def code() -> dict[str, str]:
 
 def _of_file(path: Path) -> str:
     texts = re.findall(r"(?:^| )# (.*)$", path.read_text(), re.M)
-    for node in ast.walk(parse(path)):
+    for node in statements(parse(path)):
         match node:
             case ast.Expr(value=ast.Constant(value=str() as text)):
                 texts.append(text)

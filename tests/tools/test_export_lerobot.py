@@ -341,7 +341,9 @@ def test_data_that_lerobot_cannot_store_is_refused(tmp_path: Path) -> None:
         to_lerobot(gap, tmp_path / "file", features=["x"])
 
 
-@pytest.mark.parametrize("count", [255, 256, 257, 512])
+@pytest.mark.parametrize(
+    "count", [257, *(pytest.param(count, marks=pytest.mark.slow) for count in (255, 256, 512))]
+)
 def test_any_number_of_episodes_is_exported(tmp_path: Path, count: int) -> None:
     """Metadata is written for 256 episodes at once."""
     episodes = {f"e{i:03}": [{"action": np.float32(i)}] for i in range(count)}
