@@ -212,7 +212,7 @@ def test_a_version_that_another_commit_replaces_meanwhile(path: Path, number: in
         assert [*dataset.episodes] == [*before]
 
 
-@pytest.mark.parametrize("count", [3, 1100])
+@pytest.mark.parametrize("count", [3, 1000, 1100])
 def test_commands_with_arrays_are_recorded_on_one_line(tmp_path: Path, count: int) -> None:
     """NumPy breaks lines of long arrays, and abbreviates those of more than 1,000."""
     write_dataset(tmp_path / "many", {f"e{i}": [{"x": np.int64(i)}] for i in range(count + 1)})

@@ -404,8 +404,8 @@ class TimedWindow(ClipWindow):
     The frames are at offsets in [`first_offset`, `last_offset`] from the start, or at the ends of
     the episode.
 
-    If frames follow each other at a steady rate, `tolerance` may be more than half a step. A time
-    outside the episode then has no frame beyond `outside_tolerance` and half a mean step.
+    `outside_tolerance` is the largest distance of a time outside the episode from its first or last
+    frame, or half a mean step if this is more; `tolerance` for `None`.
     """
 
     times: tuple[float, ...]

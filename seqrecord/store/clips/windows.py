@@ -41,7 +41,7 @@ class Seconds:
         step: seconds between times. Default: all frames from `first` to `last`.
         tolerance: largest difference in seconds between a time and its frame. Unless `timestamps`
             is given, episodes with an fps from which their timestamps drift, as of a slow loop,
-            have the nearest frames; times more than half a step outside the episode are padding.
+            have the nearest frames; outside the episode within half a step, or `tolerance` if more.
         timestamps: feature of kind `timestamp`, one number per frame. Each time selects the frame
             with the nearest timestamp. Requires a list of times or `step`. The loader's `features`
             need not include it.
