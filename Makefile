@@ -116,7 +116,7 @@ $(LEROBOT_TOOLS)/installed: integrations/lerobot/pyproject.toml
 bench: $(INSTALLED) ## Compare loaders on TartanAir, audio and RGB-D, in bench/; ARGS='--resume --workload audio' and so on
 	$(BENCH_PYTHON) -m benchmarks.tartanair.compare $(BENCH) $(ARGS)
 
-bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md from the last `make bench`, and the figures of README and docs; ARGS=--keep keeps other tables
+bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md from the last `make bench`, and the figures of README and docs; ARGS=--keep keeps other workloads
 	$(BIN)/python -W ignore -m benchmarks.tartanair.compare.results $(BENCH) $(ARGS)
 	$(BIN)/python -W ignore -m benchmarks.prose
 

@@ -2,8 +2,7 @@
 
 `faults(document)` names rows that used more CPU than the cores had, rows above their ceiling,
 windows that are too short, missing repeats, a tree with changes, and rows of several commits.
-Commands refuse to publish such a document, and a test refuses to keep it. Documents of the earlier
-method are not checked, and their pages have a note.
+Commands refuse to publish such a document, and a test refuses to keep it.
 """
 
 from __future__ import annotations
@@ -14,27 +13,11 @@ from typing import Any
 
 from benchmarks.timing import LEAST, METHOD
 
-__all__ = ["ABOVE", "TRIAL", "faults", "header", "is_of_this_method", "method_note", "minutes_of"]
+__all__ = ["ABOVE", "TRIAL", "faults", "minutes_of"]
 
 ABOVE = 0.03  # of a ceiling: neither it nor a row repeats more exactly
 TRIAL = "try/"  # rows that only choose settings
 _CLOCK = 0.02, 0.1  # share and seconds, of the kernel's count of CPU time
-
-
-def is_of_this_method(document: Mapping[str, Any]) -> bool:
-    return document.get("method") == METHOD
-
-
-def method_note(document: Mapping[str, Any]) -> str:
-    """A note on a page whose figures the present method would not give."""
-    if is_of_this_method(document):
-        return ""
-    return (
-        f"**These figures are of an earlier method**, at commit {document['commit']}: fewer "
-        "repeats, shorter windows, no ranges, other loaders without reused batches and with fewer "
-        "settings tried. They stay until the page is measured again; the text describes the "
-        "present method."
-    )
 
 
 def minutes_of(document: Mapping[str, Any]) -> str:
@@ -46,17 +29,14 @@ def minutes_of(document: Mapping[str, Any]) -> str:
     return f"Minutes on this machine: {words}; {sum(minutes.values()):.0f} in all."
 
 
-def header(document: Mapping[str, Any]) -> str:
-    """First lines of a page: the note on an earlier method, if it is of one, and the minutes."""
-    return "\n\n".join(filter(None, (method_note(document), minutes_of(document))))
-
-
 def faults(document: Mapping[str, Any]) -> list[str]:
     """Reasons not to publish the document; empty if there are none."""
     return [*_of_commits(document), *_of_rows(document)]
 
 
 def _of_commits(document: Mapping[str, Any]) -> Iterator[str]:
+    if (method := document.get("method")) != METHOD:
+        yield f"measured by method {method}, not {METHOD}"
     runs = [run for runs in document["rows"].values() for run in runs]
     commits = {document["commit"], *(run["commit"] for run in runs if "commit" in run)}
     if len(commits) > 1:

@@ -40,12 +40,8 @@ class Page:
 
     def documents(self) -> list[dict[str, Any]]:
         """The committed document, or one for each workload."""
-        return [*self.named_documents().values()]
-
-    def named_documents(self) -> dict[str, dict[str, Any]]:
-        """`documents` by the name of the workload; empty where there is one."""
         document = self.read()
-        return {"": document} if "rows" in document else document
+        return [document] if "rows" in document else [*document.values()]
 
     def read(self) -> dict[str, Any]:
         document: dict[str, Any] = json.loads((ROOT / "benchmarks" / self.data).read_text())

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from benchmarks.checks import is_of_this_method
 from benchmarks.pages import PAGES
 from benchmarks.tartanair.compare.grid import differing
 from benchmarks.tartanair.compare.results import BY_HAND, best_rows, measured
@@ -37,9 +36,7 @@ def _read(file: str) -> dict[str, Any]:
 
 
 def _age(document: Mapping[str, Any]) -> str:
-    """The commit of the figures, and whether the present method gave them."""
-    text = f"measured at `{document['commit'][:12]}`"
-    return text if is_of_this_method(document) else f"{text} by an earlier method"
+    return f"measured at `{document['commit'][:12]}`"
 
 
 # ---- README.md

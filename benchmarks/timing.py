@@ -60,7 +60,7 @@ __all__ = [
     "warm",
 ]
 
-METHOD = 2  # of this module; documents without it are of the earlier one
+METHOD = 2  # of this module; documents of another one are refused
 REPEATS = 5
 SKIPPED = 5  # batches before a window that is no whole epoch
 LEAST = 30  # batches in such a window

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.checks import TRIAL, header
+from benchmarks.checks import TRIAL, minutes_of
 from benchmarks.lerobot.cell import CELLS, Cell
 from benchmarks.lerobot.data import (
     NO_LEROBOT,
@@ -290,7 +290,7 @@ def page(document: Mapping[str, Any]) -> str:
     values = {
         **dataset,
         **settings,
-        "header": header(document),
+        "duration": minutes_of(document),
         "versions": versions or "none: no row of it ran",
         "frames": f"{dataset['frames']:,}",
         "height": height,

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checks import header
+from benchmarks.checks import minutes_of
 from benchmarks.lerobot.cell import Cell
 from benchmarks.lerobot.data import (
     NO_LEROBOT,
@@ -231,7 +231,7 @@ def page(document: Mapping[str, Any]) -> str:
     episodes, files, frames = settings["linked"]
     values = {
         **settings,
-        "header": header(document),
+        "duration": minutes_of(document),
         "frames": f"{dataset['frames']:,}",
         "cameras": dataset["cameras"],
         "size": f"{dataset['bytes'] / 1e6:.1f}",

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from benchmarks.checks import header
+from benchmarks.checks import minutes_of
 from benchmarks.pages import code_of
 from benchmarks.suite import Suite, make_parser
 from benchmarks.tartanair.cloud_services import (
@@ -359,7 +359,7 @@ def page(document: Mapping[str, Any]) -> str:
     values = {
         **settings,
         **settings["services"],
-        "header": header(document),
+        "duration": minutes_of(document),
         "rest": settings["cores"]["services"],
         "cores": settings["cores"]["rows"],
         "consumer": f"{settings['consumer_seconds'] * 1000:.0f}",

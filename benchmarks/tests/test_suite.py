@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from benchmarks import rgbd
-from benchmarks.checks import faults, is_of_this_method, method_note
+from benchmarks.checks import faults
 from benchmarks.lerobot import __main__ as lerobot
 from benchmarks.pages import PAGES, Page, changes
 from benchmarks.robots import SIZES, VECTORS
@@ -119,20 +119,11 @@ def test_every_system_keeps_its_row(heading: str) -> None:
             assert figures or reasons, cells
 
 
-KEPT_TABLES = {"tartanair, kept"}
-"""Documents of tartanair/RESULTS.md whose tables are of the earlier method: to be measured again,
-and removed here. See `results.KEPT`."""
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.file)
 def test_published_rows_pass_the_checks(page: Page) -> None:
-    for name, document in page.named_documents().items():
-        if name in KEPT_TABLES:
-            assert not is_of_this_method(document), "remove it from the pages of earlier methods"
-            assert not page.is_timed or method_note(document) in page.path.read_text()
-        else:
-            assert faults(document) == []
-            assert not page.is_timed or document["repeats"] >= REPEATS
+    for document in page.documents():
+        assert faults(document) == []
+        assert not page.is_timed or document["repeats"] >= REPEATS
 
 
 DEFAULTS: dict[str, Callable[[list[str]], Any]] = {
@@ -148,9 +139,7 @@ def test_commands_measure_what_is_committed(page: Page) -> None:
     if page.file not in DEFAULTS:
         pytest.skip("without such settings")
     options = vars(DEFAULTS[page.file](["folder"]))
-    for name, document in page.named_documents().items():
-        if name in KEPT_TABLES:
-            continue
+    for document in page.documents():
         settings = document["settings"] | {"repeats": document["repeats"]}
         shared = settings.keys() & options.keys() - {"workload"}  # a document is of one
         assert {name: settings[name] for name in shared} == {name: options[name] for name in shared}
@@ -317,6 +306,7 @@ def test_unpublishable_documents() -> None:
     assert faults(document(good)) == ["a: 1 of 2 repeats"]
     failed = {"error": "StorageError: …", "commit": "abc"}
     assert faults(document(good, failed)) == ["a: 1 of 2 repeats"]
+    assert faults(document(method=1)) == ["measured by method 1, not 2"]
     dirty = document({"commit": "abc-dirty"}, {"commit": "abc-dirty"}, commit="abc-dirty")
     assert faults(dirty) == ["not one committed tree: abc-dirty"]
 
@@ -455,63 +445,27 @@ def test_comparison_is_published(
     assert published.keys() == WORKLOADS.keys()
 
 
-def test_tables_that_were_not_measured_are_kept(tmp_path: Path) -> None:
-    """With `--keep` with their figures and commit; otherwise the page has no figures of them."""
+def test_workloads_that_were_not_measured_are_kept(tmp_path: Path) -> None:
+    """With `--keep`, if they are of the same commit; otherwise the page has no figures of them."""
     folder, to = tmp_path / "run", tmp_path / "to"
-    folder.mkdir()
     to.mkdir()
     old = json.loads((ROOT / "benchmarks" / "tartanair" / "results.json").read_text())
-    old[TARTANAIR.name] = table = old.pop(results.KEPT, old[TARTANAIR.name])
     (to / "results.json").write_text(json.dumps(old))
-    titles = [
-        next(title for title in table["rows"] if title.startswith(start) and "storage" not in title)
-        for start in ("seqrecord shuffle=buffer", "original shuffle=full")
-    ]
-    loaders = {
-        title: [run | {"commit": "0123456789ab"} for run in table["rows"][title]]
-        for title in titles
+    (folder / AUDIO.name).mkdir(parents=True)
+    audio = old[AUDIO.name] | {"machine": "another machine"}
+    (folder / AUDIO.name / "results.json").write_text(json.dumps(audio))
+    text = results.write(folder, to, keeps_others=True).read_text()
+    assert "not measured" not in text.lower()
+    kept = json.loads((to / "results.json").read_text())
+    assert kept == old | {AUDIO.name: audio}
+    rows = {
+        title: [run | {"commit": "0123456789ab"} for run in runs if "commit" in run] or runs
+        for title, runs in audio["rows"].items()
     }
-    new = table | {"rows": loaders, "commit": "0123456789ab", "method": METHOD, "repeats": 1}
-    (folder / "results.json").write_text(json.dumps(new))
-
-    def sections_of(text: str) -> dict[str, str]:
-        return {part.split("\n")[0]: part for part in text.split("\n## ")[1:]}
-
-    before = sections_of(results.write(folder, to, is_draft=True).read_text())
-    assert "not measured" in before["Storages, and video"]
-    assert "Not measured." in before["Audio"]
-    (to / "results.json").write_text(json.dumps(old))
-    after = sections_of(results.write(folder, to, keeps_tables=True).read_text())
-    assert {*json.loads((to / "results.json").read_text())} == {*WORKLOADS, results.KEPT}
-    for heading, document in (
-        ("The published table, and ours beside it", table),
-        ("Storages, and video", table),
-        ("Audio", old[AUDIO.name]),
-    ):
-        assert "not measured" not in after[heading].lower(), heading
-        assert f"at commit {document['commit']}" in after[heading], heading
-    assert "| webdataset |" not in after["All loaders"].split("<details>")[0]
-    # Also by a run of another workload.
-    (folder / AUDIO.name).mkdir()
-    audio = (folder / "results.json").rename(folder / AUDIO.name / "results.json")
-    audio.write_text(json.dumps(old[AUDIO.name]))
-    after = sections_of(results.write(folder, to, keeps_tables=True).read_text())
-    assert f"at commit {table['commit']}" in after["Storages, and video"]
-    audio.unlink()
-    # If a row is measured again, the other is kept.
-    title = next(t for t in table["rows"] if t.startswith("seqrecord ") and "storage=mount" in t)
-    new["rows"] = loaders | {
-        title: [run | {"commit": new["commit"]} for run in table["rows"][title]]
-    }
-    (folder / "results.json").write_text(json.dumps(new))
-    after = sections_of(results.write(folder, to, keeps_tables=True).read_text())
-    assert f"at commit {table['commit']}" in after["The published table, and ours beside it"]
-    assert f"at commit {table['commit']}" not in after["Storages, and video"]
-    # Measured again, the tables replace the kept ones.
-    again = table | {"commit": "0123456789ab", "method": METHOD, "repeats": 1}
-    (folder / "results.json").write_text(json.dumps(again))
-    results.write(folder, to, is_draft=True, keeps_tables=True)
-    assert {*json.loads((to / "results.json").read_text())} == {*WORKLOADS}
+    later = audio | {"commit": "0123456789ab", "rows": rows}
+    (folder / AUDIO.name / "results.json").write_text(json.dumps(later))
+    with pytest.raises(SystemExit, match=r"^not published: workloads of several commits$"):
+        results.write(folder, to, keeps_others=True)
 
 
 def test_summary_and_reasons() -> None:
@@ -538,7 +492,6 @@ def test_summary_and_reasons() -> None:
         "The best of the others is `webdataset` with 45. The dataset's own loader gives 5.3."
         in text
     )
-    assert "earlier method" not in text
     assert "loaders 31; 31 in all." in text
     document["rows"] = rows | row_of("by-hand", 200.0, "full") | row_of("memmap", 120.0, "full")
     text = results.page({"tartanair": document})

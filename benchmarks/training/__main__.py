@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.checks import TRIAL, header
+from benchmarks.checks import TRIAL, minutes_of
 from benchmarks.lerobot.data import add_arguments, python_environment
 from benchmarks.pages import code_of
 from benchmarks.suite import Run, Suite, make_parser
@@ -263,7 +263,7 @@ def page(document: Mapping[str, Any]) -> str:
         .read_text()
         .format(
             **document | settings,
-            header=header(document),
+            duration=minutes_of(document),
             tables="\n\n".join(tables),
             loaders="\n".join(f"- `{n}`: {LOADERS[n].note}." for n in LOADERS if n in shown),
             skipped=SKIPPED,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import seqrecord
-from benchmarks.checks import header
+from benchmarks.checks import minutes_of
 from benchmarks.lerobot.data import LEROBOT, convert, describe, generate, python_environment
 from benchmarks.pages import code_of
 from benchmarks.suite import Run, Suite, make_parser
@@ -193,7 +193,7 @@ def page(document: Mapping[str, Any]) -> str:
     template = Path(__file__).with_name("decoded_once_template.md").read_text()
     return template.format(
         **{"repeats": 1, **document, **settings},
-        header=header(document),
+        duration=minutes_of(document),
         samples=f"{settings['episodes'] * settings['frames']:,}",
         table=table + ("\n\nNot measured:\n" + "".join(reasons) if reasons else ""),
         actions=ACTIONS,

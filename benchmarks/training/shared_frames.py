@@ -28,7 +28,7 @@ import numpy.typing as npt
 import torch
 
 import seqrecord
-from benchmarks.checks import header
+from benchmarks.checks import minutes_of
 from benchmarks.pages import code_of
 from benchmarks.reused import ByHand
 from benchmarks.suite import Suite, make_parser
@@ -423,7 +423,7 @@ def page(document: Mapping[str, Any]) -> str:
     nbytes = episodes * frames * len(CAMERAS) * settings["side"] ** 2 * 3
     values = {
         **document,
-        "header": header(document),
+        "duration": minutes_of(document),
         "table": markdown(["row", *(column for column, _, _ in _COLUMNS)], _lines(document)),
         "data": f"{episodes} episodes of {frames} frames, two cameras at "
         f"{settings['side']}x{settings['side']}, {nbytes / 1e6:.0f} MB",

@@ -4,9 +4,8 @@
 
 FOLDER is the folder of `python -m benchmarks.tartanair.compare`; every figure comes from its
 results.json and the other workloads' files, such as FOLDER/audio/results.json. With `--keep`,
-tables that were not measured there keep their published figures, with their commit. Constant text
-is in results_template.md. `python -m benchmarks.prose` then writes the figures in README.md and
-docs.
+workloads that were not measured there keep their published tables. Constant text is in
+results_template.md. `python -m benchmarks.prose` then writes the figures in README.md and docs.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from benchmarks.checks import TRIAL, faults, is_of_this_method, method_note, minutes_of
-from benchmarks.tartanair.compare.grid import Cell, differing, sections, system_cells
+from benchmarks.checks import TRIAL, faults, minutes_of
+from benchmarks.tartanair.compare.grid import Cell, differing, system_cells
 from benchmarks.tartanair.compare.published import (
     LARGE_MEMORY,
     published_settings,
@@ -32,13 +31,10 @@ from benchmarks.tartanair.loaders.base import BASELINE, USUAL, Settings
 from benchmarks.timing import markdown, number, ranged, reason, relation
 from seqrecord.store.writing.stored_schema import DEFAULT_CODEC
 
-__all__ = ["KEPT", "best_rows", "measured", "page", "table_page", "write"]
+__all__ = ["best_rows", "measured", "page", "table_page", "write"]
 
 TO = Path(__file__).parents[1]
 BY_HAND = "by-hand"
-KEPT = "tartanair, kept"
-"""The document of TartanAir's tables that the last run did not measure: published, and systems."""
-_KEPT_TABLES = ("published", "systems")
 _RATE, _FIRST = "clips_per_second", "first_clips_per_second"
 
 Row = Mapping[str, Any]
@@ -50,16 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--to", type=Path, default=TO, help="folder of the page")
     parser.add_argument("--draft", action="store_true", help="write without the checks")
-    parser.add_argument("--keep", action="store_true", help="keep tables that were not measured")
+    parser.add_argument("--keep", action="store_true", help="keep workloads that were not measured")
     options = parser.parse_args(arguments)
-    print(write(options.folder, options.to, is_draft=options.draft, keeps_tables=options.keep))
+    print(write(options.folder, options.to, is_draft=options.draft, keeps_others=options.keep))
 
 
-def write(folder: Path, to: Path, *, is_draft: bool = False, keeps_tables: bool = False) -> Path:
+def write(folder: Path, to: Path, *, is_draft: bool = False, keeps_others: bool = False) -> Path:
     """Write RESULTS.md, results.json and audio.svg of the runs in `folder` into `to`."""
     files = {name: folder / name / "results.json" for name in WORKLOADS}
     files[TARTANAIR.name] = folder / "results.json"
     documents = {n: json.loads(file.read_text()) for n, file in files.items() if file.exists()}
+    if keeps_others:
+        documents = json.loads((to / "results.json").read_text()) | documents
     problems = [f"{name}: {fault}" for name, d in documents.items() for fault in faults(d)]
     problems += [
         f"{loader}: faster from cold files than from warm ones: repeat it, or explain it"
@@ -71,34 +69,12 @@ def write(folder: Path, to: Path, *, is_draft: bool = False, keeps_tables: bool 
         problems.append("workloads of several commits")
     if problems and not is_draft:
         raise SystemExit("not published: " + "; ".join(problems))
-    if keeps_tables:
-        documents = kept(documents, json.loads((to / "results.json").read_text()))
     (to / "results.json").write_text(json.dumps(documents, indent=1) + "\n")
     path = to / "RESULTS.md"
     path.write_text(page(documents))
     if AUDIO.name in documents:
         _plot(AUDIO, documents[AUDIO.name], to / "audio.svg")
     return path
-
-
-def kept(measured_now: Mapping[str, Document], published: Mapping[str, Document]) -> dict[str, Any]:
-    """Documents by workload, with published ones where there are no new ones."""
-    documents = {
-        **{name: published[name] for name in WORKLOADS if name in published},
-        **measured_now,
-    }
-    if not all(has_table(documents[TARTANAIR.name], table) for table in _KEPT_TABLES):
-        if KEPT in published:
-            documents[KEPT] = published[KEPT]
-        elif TARTANAIR.name in measured_now:
-            documents[KEPT] = published[TARTANAIR.name]
-    return documents
-
-
-def has_table(document: Document, table: str) -> bool:
-    """Whether a document of TartanAir has rows of this table."""
-    cells = (cell for choice in sections(TARTANAIR)[table] for cell in choice.cells)
-    return any(cell.title(USUAL) in document["rows"] for cell in cells)
 
 
 def table_page(document: Document) -> str:
@@ -112,19 +88,15 @@ def table_page(document: Document) -> str:
 def page(documents: Mapping[str, Document]) -> str:
     """The published page; `documents` by workload."""
     document = documents[TARTANAIR.name]
-    tables = {
-        table: document if has_table(document, table) else documents.get(KEPT, document)
-        for table in _KEPT_TABLES
-    }
     rows = measured(document)
     best = best_rows(document)
     shown = [row["title"] for row in best.values()]
     apart = {Cell(name, settings) for name, settings in published_settings()}
-    by_cell = {_cell(row): row for row in measured(tables["published"])}
+    by_cell = {_cell(row): row for row in measured(document)}
 
     def find(loader: str, chosen: Settings) -> Row | str:
         cell = Cell(loader, chosen)
-        return by_cell.get(cell) or _why(tables["published"], [cell], USUAL)
+        return by_cell.get(cell) or _why(document, [cell], USUAL)
 
     def is_other(row: Row) -> bool:
         if _is_plain(row) or row["title"] in shown or _cell(row) in apart:
@@ -136,11 +108,10 @@ def page(documents: Mapping[str, Document]) -> str:
         **_facts(document),
         features=", ".join(settings["features"]),
         commit=", ".join(sorted({f"`{each['commit']}`" for each in documents.values()})),
-        method=method_note(document),
         minutes=_minutes(*documents.values()),
         repeats=_counted(document.get("repeats", 1), "repeat"),
         summary=_summary(best),
-        published=_kept_note(document, tables["published"]) + published_table(find),
+        published=published_table(find),
         cores=_counted(settings["cores"], "core"),
         codec=DEFAULT_CODEC,
         memory=LARGE_MEMORY,
@@ -149,11 +120,7 @@ def page(documents: Mapping[str, Document]) -> str:
         colder=_colder(rows),
         rest=_table([row for row in rows if is_other(row)], USUAL),
         reasons="\n\n".join(_problems(document)) or "All rows ran.",
-        **{
-            name: _kept_note(document, part) + _part(WORKLOADS[name], part)
-            for name in WORKLOADS
-            for part in [tables["systems"] if name == TARTANAIR.name else documents.get(name)]
-        },
+        **{name: _part(workload, documents.get(name)) for name, workload in WORKLOADS.items()},
     )
 
 
@@ -204,19 +171,10 @@ def _why(document: Document, cells: Iterable[Cell], base: Settings) -> str:
     """The reason that none of these cells has a row."""
     titles = [prefix + cell.title(base) for cell in cells for prefix in ("", TRIAL)]
     reasons = (reason(document["rows"].get(title, ())) for title in titles)
-    missing = "not measured" if is_of_this_method(document) else "new since these figures"
-    return next(filter(None, reasons), missing)
+    return next(filter(None, reasons), "not measured")
 
 
 # ---- parts of the page
-
-
-def _kept_note(document: Document, part: Document | None) -> str:
-    """The method of a table with another one than the page's first table, before its text."""
-    if part is None or part["commit"] == document["commit"]:
-        return ""
-    note = method_note(part) or f"Measured at commit {part['commit']}."
-    return f"{note}\n\n"
 
 
 def _part(workload: Workload, document: Document | None) -> str:
@@ -363,9 +321,6 @@ def _ceilings(document: Document) -> str:
     ]
     names = dict.fromkeys(name for run in runs for name in run)
     lines = [[name, ranged(runs, name, ".2f", 1e9)] for name in names]
-    if not runs:  # of the earlier method: measured once
-        limits = document.get("limits", {})
-        lines = [[name, number(rate, ".2f", 1e9) or "unknown"] for name, rate in limits.items()]
     return markdown(["ceiling", "GB/s"], lines)
 
 
