@@ -56,6 +56,7 @@ class RemoteFiles:
         self.root = Path(f"{scheme}:{place}", path.strip("/"))
         self.failure: StorageError | None = None  # the last failed request
         self._listings: OrderedDict[str, dict[str, Entry]] = OrderedDict()
+        self._unlisted: dict[str, Entry] = {}  # files of a storage without listings
         self._copy: LocalCopy | None = None
         self._blocks: OrderedDict[tuple[str, int], memoryview] = OrderedDict()  # of closed files
         with _lock.get():
@@ -78,10 +79,14 @@ class RemoteFiles:
         try:
             return self.listing(path.parent).get(path.name)
         except LocationError:  # listing is not supported; the file may exist
-            try:
-                return Entry(path.name, False, self.attempt(lambda: self.storage.size(name)))
-            except NotFoundError:
-                return None
+            # Asked once: a request for the size forgets the version that reads must have.
+            if name not in self._unlisted:
+                try:
+                    size = self.attempt(lambda: self.storage.size(name))
+                except NotFoundError:
+                    return None
+                self._unlisted[name] = Entry(path.name, False, size)
+            return self._unlisted[name]
 
     def listing(self, folder: Path) -> dict[str, Entry]:
         """Return a folder's entries by name; empty if it does not exist."""

@@ -305,6 +305,37 @@ def test_sizes_of_a_server_without_head(tmp_path: Path, ranges: bool) -> None:
             get(storage, "a", 3, 900)
 
 
+def test_a_server_that_ignores_the_version_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(DATA)
+    with (
+        WebFolder(tmp_path, if_match=False) as server,
+        closing(open_storage(server.endpoint)) as storage,
+    ):
+        assert get(storage, "a", 0, 10) == DATA[:10]
+        (tmp_path / "a").write_bytes(DATA[::-1] + b"x")
+        with pytest.raises(errors.StorageError, match="was replaced"):
+            get(storage, "a", 10, 20)
+
+
+def test_units_of_ranges_ignore_case() -> None:
+    response = answer(206, b"abcd", Content_Range="Bytes 0-3/9")
+    with (
+        CannedServer([Canned(response)]) as server,
+        closing(open_storage(f"http://{server.host}")) as storage,
+    ):
+        assert get(storage, "a", 0, 4) == b"abcd"
+
+
+def test_a_percent_sign_in_a_url_that_encodes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "100%" / "set").mkdir(parents=True)
+    (tmp_path / "100%" / "set" / "x y").write_bytes(b"abcd")
+    with (
+        WebFolder(tmp_path) as server,
+        closing(open_storage(f"{server.endpoint}/100%/set")) as storage,
+    ):
+        assert get(storage, "x y", 0, 4) == b"abcd"
+
+
 def test_a_server_that_refuses_ranges_tells_no_size(tmp_path: Path) -> None:
     refusals = [Canned(answer(405)), Canned(answer(416))]
     with (
@@ -332,7 +363,7 @@ def test_connections_are_reused_and_handshake_errors_time_out(tmp_path: Path) ->
         storage.close()
 
 
-@pytest.mark.parametrize("user", ["me:secret", "me@lab:a/b?c", "jürgen:größe", "me:"])
+@pytest.mark.parametrize("user", ["me:secret", "me@lab:a/b?c", "jürgen:größe", "me:", ":token"])
 def test_name_and_password_of_a_web_server(tmp_path: Path, user: str) -> None:
     (tmp_path / "a").write_bytes(DATA)
     name, _, password = user.partition(":")

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import open_source
+from seqrecord import convert, open_source
 from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.sources import FolderSource, Source, inventory_of
 from tests.kit.datasets import encoded, noise
@@ -836,6 +836,20 @@ def test_file_names_that_are_times(tmp_path: Path, names: str) -> None:
     assert (spec.dtype.name, spec.kind, spec.unit) == ("int64", "timestamp", "ns")
     if names in ("decimals", "arkit"):
         assert [frame["frame_name"] for frame in found] == stems
+
+
+@pytest.mark.parametrize("features", [None, ["timestamp"]])
+def test_times_alone_and_gaps_in_them(tmp_path: Path, features: list[str] | None) -> None:
+    times = (1_700_000_000_000_000_000 + tenths * 10**8 for tenths in (0, 1, 2, 15, 16))
+    _touch(tmp_path / "in" / "run" / "rgb", *(f"{time}.png" for time in times))
+    source = open_source(tmp_path / "in", features=features)
+    convert(source, tmp_path / "r", split_at_gaps=0.5, workers=1)
+    dataset = seqrecord.open(tmp_path / "r")
+    assert [len(episode) for episode in dataset.episodes.values()] == [3, 2]
+    assert {*dataset.features} >= {*(features or ["rgb", "timestamp"])}
+    names = [features or ["frame_number"], None]
+    named, whole = (frames_of(open_source(tmp_path / "in", features=n)) for n in names)
+    assert named == [{name: frame[name] for name in named[0]} for frame in whole]
 
 
 def test_times_of_several_units_in_names_are_refused(tmp_path: Path) -> None:

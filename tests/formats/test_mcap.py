@@ -701,6 +701,13 @@ def test_compressed_chunks_of_ros1(tmp_path: Path, compression: str) -> None:
             frames_of(open_source(path))
 
 
+def test_joints_without_names(tmp_path: Path) -> None:
+    """Arrays of a JointState may be empty, also the one of names."""
+    write_mcap(tmp_path / "a.mcap", [("/j", START + n, joints([], [n, 2.0])) for n in range(2)])
+    frames = frames_of(open_source(tmp_path))
+    assert [frame["j.position"].tolist() for frame in frames] == [[0, 2], [1, 2]]
+
+
 def test_joints_in_another_order(tmp_path: Path) -> None:
     messages = [
         ("/j", START, joints(["a", "b", "c"], [1, 2, 3])),
@@ -936,6 +943,7 @@ def test_unknown_names_and_invalid_options(tmp_path: Path) -> None:
     two = ["imu.data.orientation", "joint_states.position"]
     cases: list[tuple[dict[str, Any], str]] = [
         ({"map": {"image": "/cam"}}, r"no such topic; .*expected: topics among /camera.*got: /cam"),
+        ({"map": {"a": CAMERA, "b": CAMERA}}, rf"map names a topic twice; .*got: {CAMERA}"),
         ({"clock": "/cam"}, r"no such clock topic; .*got: /cam"),
         ({"features": ["imu.data.mass"]}, r"no such feature; .*got: imu.data.mass"),
         ({"features": two}, r"no clock topic; choose .*clock=TOPIC"),

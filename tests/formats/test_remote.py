@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import shutil
+import tarfile
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -57,6 +59,40 @@ def test_a_url_of_one_file(tmp_path: Path, memory_url: str, name: str) -> None:
     path = next(each for each in root.rglob("*") if each.suffix in (".hdf5", ".h5"))
     url = f"{upload(root, memory_url)}/{path.relative_to(root).as_posix()}"
     assert everything(open_source(url)) == everything(open_source(path))
+
+
+def big_tar(first: int) -> bytes:
+    """34 MB: more than a reader asks for ahead."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for n in range(6):
+            part = io.BytesIO()
+            np.save(part, np.full((1400, 1000), first + n, np.float32))
+            entry = tarfile.TarInfo(f"{n:06d}.depth.npy")
+            entry.size = part.tell()
+            part.seek(0)
+            tar.addfile(entry, part)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("if_match", [True, False])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_file_of_a_web_server_that_is_replaced(
+    tmp_path: Path, is_read: bool, if_match: bool
+) -> None:
+    """After its listing, or while it is read: values are of one version."""
+    tar = tmp_path / "a.tar"
+    tar.write_bytes(big_tar(0))
+    with WebFolder(tmp_path, if_match=if_match) as server:
+        source = open_source(f"{server.endpoint}/a.tar")
+        frames: Any = source.frames(source.episodes()[0])
+        if is_read:
+            assert not np.any(next(frames)["depth"])
+        tar.write_bytes(big_tar(10))
+        values = []
+        with pytest.raises(StorageError, match="was replaced"):
+            values += [np.max(frame["depth"]) for frame in frames]
+        assert max(values, default=0) < 6
 
 
 def test_a_file_of_a_web_server(tmp_path: Path) -> None:

@@ -226,6 +226,19 @@ def test_samples_with_a_missing_field(tmp_path: Path) -> None:
     assert ["depth" in frame for frame in read(source)] == [False, True]
 
 
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_sample_without_the_only_field(tmp_path: Path, lacking: int) -> None:
+    files = dict[str, bytes]()
+    for n in range(3):
+        files[f"{n}.rgb.png"] = image()
+        if n != lacking:
+            files[f"{n}.depth.npy"] = npy(1.5)
+    write_tar(tmp_path / "a.tar", files)
+    source = open_source(tmp_path, features=["depth"])
+    with pytest.raises(SourceError, match="different fields"):
+        list(source.frames(source.episodes()[0]))
+
+
 def test_images_of_both_formats_are_kept(tmp_path: Path) -> None:
     for name, endings in (("a", ("png", "jpg")), ("b", ("jpg", "jpg"))):
         kinds = {"png": "png", "jpg": "jpeg"}

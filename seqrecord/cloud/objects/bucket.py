@@ -266,4 +266,5 @@ class WebServer(Bucket):
         (url, user), headers = without_user(urlsplit(self.config["url"])), dict[str, str]()
         if user:  # by RFC 7617, as UTF-8; a redirect to another host loses it
             headers["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
+        url = re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", url)  # else urllib3 quotes those of `path`, too
         return lambda _, path: (f"{url}/{quote(path)}", headers)

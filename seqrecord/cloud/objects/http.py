@@ -27,7 +27,7 @@ _MOST_CONNECTIONS = 128  # idle ones that stay open, as many as concurrent reque
 _REDIRECTS = urllib3.Retry(
     5, connect=0, read=0, redirect=5, status=0, other=0, respect_retry_after_header=False
 )
-_RANGE = re.compile(r"\s*bytes (\d+)-(\d+)/(?:\d+|\*)\s*")
+_RANGE = re.compile(r"\s*bytes (\d+)-(\d+)/(?:\d+|\*)\s*", re.IGNORECASE)  # RFC 9110, 14.1
 
 Fetch = Callable[[], Any]
 """Returns a credential as obstore's credential providers do, with or without `expires_at`."""
@@ -118,9 +118,7 @@ class HttpFiles:
         except HTTPError as error:
             if error.status != 412:
                 raise
-            raise StorageError(
-                "the file was replaced while it was read: open the dataset again", file=shown
-            ) from None
+            raise _replaced(shown) from None
         with answer:
             content_range = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             if answer.status != 206 or content_range is None:
@@ -129,8 +127,9 @@ class HttpFiles:
                     "it would send whole files",
                     file=shown,
                 )
-            if (tag := _strong_tag(answer)) is not None:
-                self._tags.setdefault(path, tag)
+            tag = _strong_tag(answer)
+            if tag is not None and self._tags.setdefault(path, tag) != tag:
+                raise _replaced(shown)  # the server ignores If-Match
             if int(content_range[1]) != start or int(content_range[2]) >= end:
                 return bytearray()
             data = bytearray(int(content_range[2]) + 1 - start)
@@ -157,6 +156,11 @@ class HttpFiles:
             raise HTTPError(answer)
 
 
+def _replaced(file: str) -> StorageError:
+    message = "the file was replaced while it was read: open the dataset again"
+    return StorageError(message, file=file)
+
+
 def _strong_tag(answer: Any) -> str | None:
     """The e-tag of a response; weak ones do not support `If-Match`, nor prove equal bytes."""
     tag: str = answer.headers.get("ETag", "")
@@ -171,7 +175,8 @@ def _ssl_context(_file: str | None, _folder: str | None) -> ssl.SSLContext:
 
 def without_user(parts: SplitResult) -> tuple[str, str]:
     """A URL without its user, and `NAME:PASSWORD`, decoded; empty if it has none."""
-    user = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else ""
+    name, password = (unquote(part or "") for part in (parts.username, parts.password))
+    user = f"{name}:{password}" if name or password else ""
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(), user
 
 

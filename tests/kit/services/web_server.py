@@ -12,12 +12,20 @@ from tests.kit.services.local_server import Handler, LocalServer
 
 class WebFolder(LocalServer):
     """Serves the files of `folder`; `sent` counts bytes of bodies, `connections` counts
-    connections. `user` is `NAME:PASSWORD` that requests must have."""
+    connections. `user` is `NAME:PASSWORD` that requests must have. Without `if_match`, that
+    header is ignored."""
 
     def __init__(
-        self, folder: Path, *, ranges: bool = True, head: bool = True, user: str | None = None
+        self,
+        folder: Path,
+        *,
+        ranges: bool = True,
+        head: bool = True,
+        if_match: bool = True,
+        user: str | None = None,
     ) -> None:
         self.folder, self.ranges, self.head, self.user = folder, ranges, head, user
+        self.if_match = if_match
         self.sent = self.connections = 0
         super().__init__(_Handler)
 
@@ -45,7 +53,8 @@ class _Handler(Handler):
         data = path.read_bytes()
         headers = {"ETag": f'"{path.stat().st_mtime_ns:x}-{len(data):x}"'}
         headers["Last-Modified"] = "Wed, 01 Jan 2025 00:00:00 GMT"
-        if self.headers.get("If-Match", headers["ETag"]) != headers["ETag"]:
+        match = self.headers.get("If-Match", headers["ETag"])
+        if self.server.if_match and match != headers["ETag"]:
             self.send(412)
             return
         if self.server.ranges:

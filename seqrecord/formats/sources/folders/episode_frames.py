@@ -161,7 +161,12 @@ def _find_features(
     row_arrays = _load_rows(path, rows, schema)
     order = order or dict.fromkeys(range(rows.num_frames), "")
     all_arrays: dict[str, NpyFile | npt.NDArray[Any]] = {**arrays, **row_arrays}
-    if not order or not (all_arrays or files):
+    are_named = any(  # numbers, names and times of files are values, too
+        spec.kind in (FRAME_NUMBER, FRAME_NAME) or (spec.kind == TIMESTAMP and times)
+        for name, spec in schema.items()
+        if name not in used_names and name not in rows.features
+    )
+    if not order or not (all_arrays or files or are_named):
         raise SourceError(
             "the episode has no frames of the selected features",
             file=str(path),

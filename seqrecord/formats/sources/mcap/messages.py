@@ -315,7 +315,7 @@ def _joint_state(message: Any) -> Message:
         value = getattr(message, name)
         if len(value):
             values[name] = Value(value.astype("<f8"), "state", names=names)
-            if len(value) != len(names):
+            if names and len(value) != len(names):
                 raise ValueError(f"{name}: {len(value)} values for {len(names)} joints")
     return values
 

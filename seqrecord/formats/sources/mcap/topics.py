@@ -98,6 +98,9 @@ class TopicSource(Originals):
             prefixes = {topic: name for name, topic in self.map.items()}
             if unknown := [*filterfalse(self.offered.__contains__, prefixes)]:
                 raise self._topic_error("no such topic", ", ".join(unknown))
+            if len(prefixes) < len(self.map):
+                topics = [topic for topic, n in Counter(self.map.values()).items() if n > 1]
+                raise self._topic_error("map names a topic twice", ", ".join(topics))
         else:
             prefixes = {
                 name: feature_name(name)

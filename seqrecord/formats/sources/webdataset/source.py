@@ -284,7 +284,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         schema, files = self.schema(), info.metadata.get("files", {})
         pattern = next((split_name(file_pattern)[1] for file_pattern in files.values()), None)
         numbers: list[int | str] = []
-        fields: set[str] = set()
+        fields: set[str] | None = None
         time: float | None = None
         all_samples = _samples(stream, path, info.metadata["offset"])
         by_folder = groupby(all_samples, lambda sample: sample.folder)
@@ -293,7 +293,8 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         for index, sample in enumerate(samples if is_found else ()):
             sample.check()
             dense_names = (sample.fields.keys() & schema.keys()) - {*self.sparse}
-            if dense_names != (fields := fields or dense_names):
+            fields = dense_names if fields is None else fields
+            if dense_names != fields:
                 name = min(dense_names ^ fields)
                 raise SourceError(
                     "the samples have different fields",
