@@ -36,6 +36,7 @@ from tests.kit.video_file_data import (
     HEIGHT,
     WIDTH,
     copy_packets,
+    decoded,
     hide_first,
     pictures,
     write_video,
@@ -578,6 +579,32 @@ def test_a_tolerance_is_kept(root: Path) -> None:
     rewrite(root / "data/chunk-000/file-000.parquet", column("timestamp", jitter))
     with pytest.raises(SourceError, match=r"within 0\.001 s"):
         seqrecord.convert(open_source(root, tolerance=0.001), root.parent / "i", workers=1)
+
+
+@pytest.mark.parametrize(
+    ("times", "tolerance", "shown"),
+    [
+        ([0, 100, 200, 300, 400], 0.02, [0, 1, 2, 3, 4]),
+        ([0, 10, 100, 200, 300, 400], 0.02, [0, 2, 3, 4, 5]),
+        ([0, 100, 170, 200, 300, 400], 0.04, [0, 1, 3, 4, 5]),
+        ([0, 100, 200, 230, 300, 400], 0.04, [0, 1, 2, 4, 5]),
+        ([*range(0, 450, 50)], 0.06, [0, 2, 4, 6, 8]),
+        ([10, 90, 205, 310, 395], 0.02, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_rows_have_their_nearest_frames(
+    tmp_path: Path, times: list[int], tolerance: float, shown: list[int]
+) -> None:
+    """With a tolerance, whichever other frames are within it; packed as in place."""
+    root = unpack(tmp_path, "v21")
+    with_video(root, COUNTS)
+    path = root / f"videos/chunk-000/{VIDEO}" / "episode_000000.mp4"
+    write_video(path, pictures(len(times)), times=times, key_frames=range(len(times)))
+    _, images = decoded(path)
+    source = open_source(root, tolerance=tolerance)
+    np.testing.assert_array_equal(video_of(source, 0), images[shown])
+    with seqrecord.open(root, tolerance=tolerance) as dataset:
+        np.testing.assert_array_equal(dataset.episodes["episode_000000"][:][VIDEO], images[shown])
 
 
 def test_invalid_paths_and_times(root: Path) -> None:

@@ -70,11 +70,33 @@ class LeRobotVideos:
         """Yield the GOPs of an episode's rows with these timestamps."""
         with located(SourceError, episode=episode.key, feature=self._spec.name):
             file, begin = self._open_video(episode, times)
+            options = self._gop_options
             frame_times = self._pair_times(file, times + begin, begin)
-            if self._table is None:
-                yield from read_gops(file, frame_times, **self._gop_options)
-            else:
-                yield read_references(file, self._table, frame_times, **self._gop_options)
+            if self._table is not None:
+                yield read_references(file, self._table, frame_times, **options)
+                return
+            if self._tolerance is not None:
+                nearest = self._nearest_times(file, frame_times, begin)
+                if nearest is not None:
+                    frame_times, options = nearest, options | {"tolerance": TOLERANCE}
+            yield from read_gops(file, frame_times, **options)
+
+    def _nearest_times(
+        self, file: VideoFile, times: npt.NDArray[np.float64], begin: float
+    ) -> npt.NDArray[np.float64] | None:
+        """Return the times of the frames nearest to the rows' times, as in place.
+
+        `None` if a row has none within the tolerance, or two rows have one: `read_gops` raises.
+        """
+        shown_times = np.array(self._frame_times(file, times - begin)) * file.tick
+        later = np.searchsorted(shown_times, times).clip(0, len(shown_times) - 1)
+        earlier = (later - 1).clip(0)
+        is_earlier = times - shown_times[earlier] <= shown_times[later] - times
+        nearest = np.where(is_earlier, earlier, later)
+        distances = np.abs(shown_times[nearest] - times)
+        if (distances >= (self._tolerance or 0)).any() or (np.diff(nearest) <= 0).any():
+            return None
+        return shown_times[nearest]
 
     def _pair_times(
         self, file: VideoFile, times: npt.NDArray[np.float64], begin: float
@@ -96,12 +118,13 @@ class LeRobotVideos:
         """Return ticks of all frames in ascending order; empty if they are not needed.
 
         `times` are the rows' times in the episode. Files without tables are read once more; on a
-        URL only if the rows' times are not multiples of the step.
+        URL only with a tolerance, or if the rows' times are not multiples of the step.
         """
         if self._table is not None:
             return [int(tick) for tick in self._table.ticks[self._table.shown]]
         differences = times - np.round(times / self._step) * self._step
-        if remote_files(self._root) is not None and np.abs(differences).max() < TOLERANCE:
+        is_regular = self._tolerance is None and np.abs(differences).max() < TOLERANCE
+        if is_regular and remote_files(self._root) is not None:
             return []
         if self._ticks is None:
             entries = file.entries()
