@@ -708,6 +708,18 @@ def test_joints_without_names(tmp_path: Path) -> None:
     assert [frame["j.position"].tolist() for frame in frames] == [[0, 2], [1, 2]]
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"map": {"j": "/j", "camera": CAMERA}}, {"features": ["j.position"]}]
+)
+def test_a_first_message_without_values(tmp_path: Path, options: dict[str, Any]) -> None:
+    messages = [("/j", START + n, joints(["a"] * (n > 0), [n] * (n > 0))) for n in range(3)]
+    messages += [message for message in recording() if message[0] == CAMERA]
+    path = write_mcap(tmp_path / "a.mcap", messages)
+    frames = frames_of(open_source(path, clock="/j", **options))
+    assert [frame["j.position"].tolist() for frame in frames[1:]] == [[1], [2]]
+    assert "j.position" not in frames[0]
+
+
 def test_joints_in_another_order(tmp_path: Path) -> None:
     messages = [
         ("/j", START, joints(["a", "b", "c"], [1, 2, 3])),

@@ -121,7 +121,7 @@ class TopicSource(Originals):
 
     @cached_property
     def topics(self) -> dict[str, TopicFeatures]:
-        """Features of each selected topic, from its first message."""
+        """Features of each selected topic, from its first message with a value."""
         features_by_topic: dict[str, TopicFeatures] = {}
         names = self.features or ()
         for topic, prefix in self._prefixes.items():
@@ -135,7 +135,7 @@ class TopicSource(Originals):
             elif prefix in self.unreadable and (self.map is not None or topic == self.clock):
                 raise self.unreadable[prefix]
             elif self.map is not None or names:
-                raise self._topic_error("the selected topic has no messages", topic)
+                raise self._topic_error("the selected topic has no messages with values", topic)
         if self.unreadable and not features_by_topic:
             raise next(iter(self.unreadable.values()))
         offered_names = [
@@ -151,13 +151,16 @@ class TopicSource(Originals):
         return {topic: features for topic, features in features_by_topic.items() if features.specs}
 
     def _first_features(self, topic: str, prefix: str) -> TopicFeatures | None:
-        """Return features from the first readable message; `None` if there is no message."""
+        """Return features from the first message with a value; `None` if there is none."""
         errors = FirstError()
         for recording in self.recordings.values():
             with errors.skipped(episode=recording.key):
                 path = None
-                for _, data, path in recording.messages([topic]):
-                    message = decoder(recording, topic)(data, path)
+                for _, data, file in recording.messages([topic]):
+                    message = decoder(recording, topic)(data, file)
+                    if not message:  # such as a JointState of empty arrays
+                        continue
+                    path = file
                     if not is_start(message):
                         continue
                     image_options = {"keep_encoded": self.keep_encoded, "exif": self.exif}
