@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from benchmarks.tartanair.loaders.base import USUAL, Settings
-from benchmarks.timing import markdown
+from benchmarks.timing import markdown, ranged
 from seqrecord.store.writing.stored_schema import DEFAULT_CODEC
 
 __all__ = ["LARGE_MEMORY", "Beside", "published_settings", "published_table"]
@@ -68,7 +68,8 @@ def published_settings() -> Iterator[tuple[str, Settings]]:
 def published_table(find: Find) -> str:
     """Published rows, and ours below each, in minutes of the published epoch at a row's clips/s.
 
-    The largest batch that ran is shown.
+    Of the first epoch, as theirs: later ones may find frames in memory. The largest batch that ran
+    is shown, with the median and range of its repeats.
     """
     columns = ["method", "published, min", *(f"here: {name}" for name in STORAGES.values())]
     columns += ["codec", "batch size", "workers", "shuffle", "prefetch"]
@@ -92,8 +93,8 @@ def _line(part: Beside, find: Find) -> list[str]:
         elif not ran:
             minutes.append(f"not run: {found[-1][1]}")
         else:
-            taken = CLIPS / ran[0][1]["clips_per_second"] / 60
-            minutes.append(f"{taken:.0f}" if taken >= 10 else f"{taken:.2g}")
+            runs = [{"taken": CLIPS / run["first_clips_per_second"]} for run in ran[0][1]["runs"]]
+            minutes.append(ranged(runs, "taken", ".1f", 60))
             sizes[ran[0][0].batch_size] = None
     settings = replace(USUAL, **part.settings)
     shuffle = {"off": "no", "full": "full", "buffer": str(settings.shuffle_buffer or "default")}
