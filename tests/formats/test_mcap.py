@@ -702,7 +702,7 @@ def test_compressed_chunks_of_ros1(tmp_path: Path, compression: str) -> None:
 
 
 def test_joints_without_names(tmp_path: Path) -> None:
-    """Arrays of a JointState may be empty, also the one of names."""
+    """Each array of a JointState may be empty, its names too."""
     write_mcap(tmp_path / "a.mcap", [("/j", START + n, joints([], [n, 2.0])) for n in range(2)])
     frames = frames_of(open_source(tmp_path))
     assert [frame["j.position"].tolist() for frame in frames] == [[0, 2], [1, 2]]
