@@ -86,9 +86,12 @@ class LeRobotVideos:
     ) -> npt.NDArray[np.float64] | None:
         """Return the times of the frames nearest to the rows' times, as in place.
 
-        `None` if a row has none within the tolerance, or two rows have one: `read_gops` raises.
+        `None` if a row has none within the tolerance, or two rows have the same: `read_gops`
+        raises.
         """
-        shown_times = np.array(self._frame_times(file, times - begin)) * file.tick
+        if not (frames := self._frame_times(file, times - begin)):
+            return None
+        shown_times = np.array(frames) * file.tick
         later = np.searchsorted(shown_times, times).clip(0, len(shown_times) - 1)
         earlier = (later - 1).clip(0)
         is_earlier = times - shown_times[earlier] <= shown_times[later] - times
