@@ -92,7 +92,7 @@ def page(documents: Mapping[str, Document]) -> str:
     best = best_rows(document)
     shown = [row["title"] for row in best.values()]
     apart = {Cell(name, settings) for name, settings in published_settings()}
-    by_cell = {_cell(row): row for row in measured(document)}
+    by_cell = {_cell(row): row for row in rows}
 
     def find(loader: str, chosen: Settings) -> Row | str:
         cell = Cell(loader, chosen)

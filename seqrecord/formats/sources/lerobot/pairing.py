@@ -26,18 +26,25 @@ _MOST_SPREAD = 0.25  # steps between the largest and the smallest difference
 _MOST_MEDIAN = 1e-3  # seconds
 
 
-def have_frames(times: FloatArray, frames: FloatArray, tolerance: float) -> bool:
-    """Return whether a frame is within `tolerance` seconds of each row's time.
+def nearest_frames(times: FloatArray, frames: FloatArray) -> npt.NDArray[np.int64]:
+    """Return the number of the frame nearest to each row's time, the earlier of two: int64 [rows].
 
     Args:
         times: seconds of rows: float64 [rows].
         frames: ascending seconds of frames: float64 [frames], at least one.
-        tolerance: seconds.
     """
-    after = np.searchsorted(frames, times).clip(1, len(frames)) - 1
-    previous_times, after = frames[after], frames[(after + 1).clip(0, len(frames) - 1)]
-    away = np.minimum(np.abs(previous_times - times), np.abs(after - times))
-    return bool(away.max(initial=0) < tolerance)
+    later = np.searchsorted(frames, times).clip(0, len(frames) - 1)
+    earlier = (later - 1).clip(0)
+    return np.where(times - frames[earlier] <= frames[later] - times, earlier, later)
+
+
+def have_frames(times: FloatArray, frames: FloatArray, tolerance: float) -> bool:
+    """Return whether a frame is within `tolerance` seconds of each row's time.
+
+    `times` and `frames` as for `nearest_frames`.
+    """
+    distances = np.abs(frames[nearest_frames(times, frames)] - times)
+    return bool(distances.max(initial=0) < tolerance)
 
 
 def pair_in_order(

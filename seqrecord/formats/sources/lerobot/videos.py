@@ -19,7 +19,12 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.common.specs import UnsupportedError
 from seqrecord.formats.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
-from seqrecord.formats.sources.lerobot.pairing import have_frames, jitter_note, pair_in_order
+from seqrecord.formats.sources.lerobot.pairing import (
+    have_frames,
+    jitter_note,
+    nearest_frames,
+    pair_in_order,
+)
 from seqrecord.formats.sources.video.files import VideoFile
 from seqrecord.formats.sources.video.streams import TOLERANCE, own_config, read_gops, video_spec
 from seqrecord.formats.sources.video.tables import PacketTable, read_references, read_table
@@ -92,10 +97,7 @@ class LeRobotVideos:
         if not (frames := self._frame_times(file, times - begin)):
             return None
         shown_times = np.array(frames) * file.tick
-        later = np.searchsorted(shown_times, times).clip(0, len(shown_times) - 1)
-        earlier = (later - 1).clip(0)
-        is_earlier = times - shown_times[earlier] <= shown_times[later] - times
-        nearest = np.where(is_earlier, earlier, later)
+        nearest = nearest_frames(times, shown_times)
         distances = np.abs(shown_times[nearest] - times)
         if (distances >= (self._tolerance or 0)).any() or (np.diff(nearest) <= 0).any():
             return None
