@@ -486,6 +486,137 @@ def test_beyond_the_ends_of_a_slow_or_fast_loop(tmp_path: Path, drift: float) ->
             assert clip["a"].tolist() == np.clip(numbers, 0, 39).tolist(), start
 
 
+SPARSE = {"third": 3, "most": 30, "all": 1}
+"""Every how many frames a feature has a value; all but every 30th for `most`."""
+
+
+def has(name: str, frame: int) -> bool:
+    return bool(frame % 30) if name == "most" else frame % SPARSE[name] == 0
+
+
+def sparse_stamps(episode: int) -> npt.NDArray[np.int64]:
+    """Nanoseconds: even frames, a loop 4 % slow, and jitter."""
+    steps = np.full(80, 100_000_000 if episode == 0 else 104_000_000)
+    if episode == 2:
+        steps = np.random.default_rng(2).integers(60_000_000, 140_000_000, 80)
+    stamps: npt.NDArray[np.int64] = np.cumsum(steps)
+    return stamps
+
+
+def write_sparse(path: Path) -> None:
+    values = {
+        name: [np.int64(frame) if has(name, frame) else None for frame in range(80)]
+        for name in SPARSE
+    }
+    features = {"time": {"kind": "timestamp", "unit": "ns"}}
+    episodes = {
+        str(number): columns(time=sparse_stamps(number), **values) for number in range(3)
+    }
+    write_dataset(path, episodes, features=features, fps=10)
+
+
+sparse = written_once(write_sparse, open_it=True)
+
+
+@settings(deadline=None)
+@given(
+    name=st.sampled_from([*SPARSE]),
+    times=st.lists(st.integers(-90, 90).map(lambda n: n / 50 + 0.003), min_size=1, max_size=3),
+    max_age=st.sampled_from([None, 0, 1]),
+    explicit=st.booleans(),
+)
+def test_clips_are_incomplete_by_their_own_frames(
+    sparse: Dataset, name: str, times: list[float], max_age: int | None, explicit: bool
+) -> None:
+    """Not by frames between them."""
+    by_time: dict[str, Any] = {"timestamps": "time", "out_of_range": "pad"} if explicit else {}
+    window: Any = Seconds(times, tolerance=0.06, **by_time)
+    if max_age is not None:
+        window = Latest(window, max_age=max_age)
+    expected = []
+    for episode in range(3):
+        at = (sparse_stamps(episode) - sparse_stamps(episode)[0]) * 1e-9
+        for start in range(80):
+            frames = np.argmin(np.abs(at - at[start] - np.array(times)[:, None]), axis=1)
+            ages = range((max_age or 0) + 1)
+            if all(any(f >= age and has(name, f - age) for age in ages) for f in frames.tolist()):
+                expected.append((episode, start))
+    options: dict[str, Any] = {"features": [name], "windows": {name: window}, "pad": "edge"}
+    if not expected:
+        with pytest.raises(ClipError, match="no clip has all of its frames"):
+            SeqRecordMapDataset(sparse, **options)
+        return
+    found = split(SeqRecordPipe(sparse, **options, batch_size=16))
+    assert sorted((int(clip["episode"]), int(clip["start"])) for clip in found) == expected
+    for clip in found:
+        assert all(has(name, frame) for frame in clip[name].tolist())
+
+
+@pytest.mark.parametrize("drift", [1.0, 1.04])
+@pytest.mark.parametrize("explicit", [False, True])
+def test_clips_up_to_the_ends_of_an_episode(tmp_path: Path, drift: float, explicit: bool) -> None:
+    """Times that are multiples of the step lose no clip."""
+    step = 0.1 * drift
+    frames = columns(time=np.arange(40) * step, a=np.arange(40))
+    features = {"time": {"kind": "timestamp", "unit": "s"}}
+    write_dataset(tmp_path / "a", {"0": frames}, features=features, fps=10)
+    for first, last in ((-5, 3), (0, 7), (-1, 0), (-39, 0), (2, 4), (-4, -2)):
+        by_time: dict[str, Any] = {"timestamps": "time"} if explicit else {}
+        windows = {"a": Seconds([first * step, last * step], **by_time)}
+        clips = SeqRecordMapDataset(tmp_path / "a", windows=windows, features=["a"])
+        starts = range(max(0, -first), 40 - max(0, last))
+        values = [clips[number]["a"].tolist() for number in range(len(clips))]
+        assert values == [[start + first, start + last] for start in starts]
+
+
+def write_loop(path: Path, episodes: dict[str, npt.NDArray[np.float64]]) -> Path:
+    """Episodes with timestamps in seconds that keep the declared rate of 10 fps."""
+    frames = {key: columns(time=at, a=np.arange(len(at))) for key, at in episodes.items()}
+    write_dataset(path, frames, features={"time": {"kind": "timestamp", "unit": "s"}}, fps=10)
+    assert all(episode.fps == 10 for episode in seqrecord.open(path).episodes.values())
+    return path
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [0.85] * 16 + [1.4] * 16 + [0.85] * 16,
+        [1.15] * 16 + [0.6] * 16 + [1.15] * 16,
+        [0.85] * 32 + [1.3] * 16,
+        [1.07, 0.74, 1.07],
+    ],
+)
+def test_uneven_episodes_that_keep_their_rate(tmp_path: Path, steps: list[float]) -> None:
+    """Their longest and shortest distances are not around the mean."""
+    at = np.cumsum([0, *steps]) / 10
+    path = write_loop(tmp_path / "a", {"uneven": at, "slow": np.arange(60) * 0.104})
+    times = [-0.313, -0.1, 0.04, 0.101, 0.523]
+    clips = SeqRecordMapDataset(path, windows={"a": Seconds(times)}, pad="edge")
+    half_step = at[-1] / len(steps) / 2
+    for start in range(len(at)):
+        asked = at[start] + np.array(times)
+        distance = np.abs(at - asked[:, None])
+        is_outside = (asked < 0) | (asked > at[-1])
+        assert clips[start]["a"].tolist() == np.argmin(distance, axis=1).tolist()
+        is_pad = is_outside & (distance.min(axis=1) > half_step)
+        assert clips[start]["a_is_pad"].tolist() == is_pad.tolist()
+
+
+def test_drift_between_powers_of_two(tmp_path: Path) -> None:
+    """1.55 % over 32 frames is less than half a frame, over 50 it is more."""
+    path = write_loop(tmp_path / "a", {"0": np.arange(60) * 0.10155})
+    clip = SeqRecordMapDataset(path, windows={"a": Seconds([-5.0])}, pad="edge")[49]
+    assert (clip["a"].tolist(), clip["a_is_pad"].tolist()) == ([0], [False])
+
+
+def test_one_frame_beside_a_slow_loop(tmp_path: Path) -> None:
+    """The nearest frame is padding beyond half a step of the declared rate."""
+    path = write_loop(tmp_path / "a", {"0": np.zeros(1), "1": np.arange(40) * 0.104})
+    windows = {"a": Seconds([-0.06, -0.04, 0, 0.04, 0.06])}
+    clip = SeqRecordMapDataset(path, windows=windows, pad="edge")[0]
+    assert clip["a_is_pad"].tolist() == [True, False, False, False, True]
+
+
 def test_time_without_a_frame_is_an_error(timed: Dataset) -> None:
     windows = {"imu": Seconds([0, 0.1], timestamps="time", tolerance=0.06)}
     for make in (

@@ -164,13 +164,23 @@ class Timestamps:
 
     def window(self, seconds: Seconds) -> TimedWindow:
         """Return the window for these times."""
-        lowest, _ = self._bounds(min(seconds.time_list))
-        _, highest = self._bounds(max(seconds.time_list))
-        pads = seconds.out_of_range == "pad"
-        window = TimedWindow(seconds.time_list, seconds.tolerance, pads, lowest, highest, self)
+        first, last = min(seconds.time_list), max(seconds.time_list)
+        outside, slack = None, self._least_step() / 2
         if isinstance(seconds, _NearestSeconds):
-            return replace(window, outside_tolerance=seconds.outside_tolerance)
-        return window
+            outside = seconds.outside_tolerance
+        else:
+            slack = min(slack, seconds.tolerance)
+        return TimedWindow(
+            seconds.time_list,
+            seconds.tolerance,
+            seconds.out_of_range == "pad",
+            first_offset=self._bounds(first)[0],
+            last_offset=self._bounds(last)[1],
+            frames_before=self._frames_beyond(-first - slack),
+            frames_after=self._frames_beyond(last - slack),
+            clock=self,
+            outside_tolerance=outside,
+        )
 
     def seconds(self, episode: int) -> npt.NDArray[np.float64]:
         """See `Clock`."""
@@ -192,6 +202,11 @@ class Timestamps:
         self._read_bytes += times.nbytes
         return times
 
+    def period(self, episode: int) -> float:
+        """See `Clock`."""
+        fps = float(self._dataset.contents.index.fps[episode])
+        return 1 / fps if fps else 0.0
+
     def name(self, episode: int) -> dict[str, str]:
         """See `Clock`."""
         key = self._dataset.contents.index.key(episode)
@@ -202,24 +217,42 @@ class Timestamps:
         time_spans = self._dataset.contents.index.time_spans
         if not time or time_spans is None:
             return 0, 0
-        near, far = 0, 1  # for episodes of a single frame
+        near = 0  # for episodes of a single frame
         if len(self._selected):
-            nearest, furthest = time_spans.frames_within(
+            nearest, _ = time_spans.frames_within(
                 self._selected, self._place, abs(time) / self._unit
             )
-            near, far = int(nearest.min()), int(furthest.max()) + 1
+            near = int(nearest.min())
+        far = self._frames_beyond(abs(time))
         return (near, far) if time > 0 else (-far, -near)
+
+    def _frames_beyond(self, time: float) -> int:
+        """Return a number of frames that lasts longer than `time` everywhere; 0 for none."""
+        time_spans = self._dataset.contents.index.time_spans
+        if time <= 0 or time_spans is None:
+            return 0
+        _, furthest = time_spans.frames_within(self._selected, self._place, time / self._unit)
+        return int(furthest.max(initial=0)) + 1
+
+    def _least_step(self) -> float:
+        """Return the shortest time between two frames; 0 for episodes of a single frame."""
+        time_spans = self._dataset.contents.index.time_spans
+        if not len(self._selected) or time_spans is None:
+            return 0.0
+        return float(time_spans.min_growth[self._selected, self._place, 0].min()) * self._unit
 
 
 def _keep_rate(index: Index, clock: str, selected: IntArray) -> bool:
-    """Whether the mean rate of all episodes is near their fps, as in a slow loop."""
+    """Whether the mean rate of all episodes may be near their fps, as in a slow loop."""
     if index.time_spans is None or not index.fps[selected].all():
         return False
-    place, size = timestamp_features(index.schema).index(clock), index.schema[clock].unit
-    steps = index.time_spans.mean_steps(selected, place) * (size_in(size, "s") or 1.0)
-    drift = np.abs(steps * index.fps[selected] - 1)
-    allowed = np.maximum(MAX_DRIFT, MAX_OFF / np.maximum(index.num_frames[selected] - 1, 1))
-    return bool((~np.isfinite(steps) | (drift <= allowed * (1 + 1e-6))).all())
+    place, unit = timestamp_features(index.schema).index(clock), index.schema[clock].unit
+    num_steps = index.num_frames[selected] - 1
+    shortest, longest = index.time_spans.durations(selected, place, num_steps)
+    periods = index.fps[selected] * (size_in(unit, "s") or 1.0)
+    allowed = np.maximum(MAX_DRIFT * num_steps, MAX_OFF) * (1 + 1e-6)
+    is_off = (shortest * periods > num_steps + allowed) | (longest * periods < num_steps - allowed)
+    return not is_off.any()
 
 
 @dataclass(frozen=True, repr=False)
@@ -258,7 +291,9 @@ def _is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.ND
             size_in(index.schema[clock].unit, "s"),
         )
         with np.errstate(divide="ignore"):
-            contradicted = index.time_spans.contradict(selected, place, 1 / (fps * (size or 1.0)))
+            contradicted = index.time_spans.contradict(
+                selected, place, 1 / (fps * (size or 1.0)), index.num_frames[selected] - 1
+            )
         if size is None:
             contradicted &= is_plausible(index.time_spans.mean_steps(selected, place))
         is_irregular |= contradicted

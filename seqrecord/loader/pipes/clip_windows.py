@@ -174,7 +174,7 @@ def find_windows(
     rates = range(int(rate.max(initial=0)) + 1)
     if is_transformed and excerpts is None:  # it needs all features, of every window
         all_windows = (usual, *by_feature.values())
-        offset_lists = [w.frame_offsets_at(number) for w in all_windows for number in rates]
+        offset_lists = [w.frame_span_at(number) for w in all_windows for number in rates]
         whole = OffsetWindow.of(distinct(np.concatenate(offset_lists)), max_frames)
         stored: dict[str, ClipWindow] = dict.fromkeys(features, whole)
     else:
@@ -215,13 +215,22 @@ def enumerate_windows(
     """
     table, stored, union = dataset.contents.episode_table, windows.stored, list[ClipTable]()
     gaps = {names[0]: windows.missing(dataset, names) for names in stored.by_window(stored.windows)}
+    # Starts to leave out, of windows whose offsets do not tell which frames clips use.
+    starts = {
+        name: stored.windows[name].starts_without(lacking.of_episodes(selected))
+        for name, lacking in gaps.items()
+    }
     for dilation in dilations or windows.dilations:
         tables = []
         for rate in range(len(windows.reach)):
-            uses = [
-                ClipUse(stored.windows[name].frame_offsets_at(rate) * dilation, lacking)
-                for name, lacking in gaps.items()
-            ]
+            uses = list[ClipUse]()
+            for name, lacking in gaps.items():
+                offsets = stored.windows[name].frame_offsets_at(rate) * dilation
+                if (excluded := starts[name]) is None:
+                    uses.append(ClipUse(offsets, lacking))
+                else:
+                    uses.append(ClipUse(offsets, MissingFrames.none()))
+                    uses.append(ClipUse(np.zeros(1, np.int64), excluded))
             rows = selected[windows.rate[selected] == rate]
             tables.append(enumerate_clips(spec, table, rows, uses=uses, pads=windows.pads))
         union.append(ClipTable.concatenated(tables))
@@ -273,8 +282,7 @@ def _nearest_windows(
     _check_features(options.nearest, dataset.features)
     nearest, num_frames = {}, dataset.contents.episode_table.num_frames
     for name, request in options.nearest.items():
-        gaps = dataset.contents.missing_frames([name])
-        gaps = gaps.subset(np.isin(gaps.episode, selected))
+        gaps = dataset.contents.missing_frames([name]).of_episodes(selected)
         ahead = isinstance(request, Next)
         is_open = gaps.stop == num_frames[gaps.episode] if ahead else gaps.start == 0
         window = windows.get(name, usual)

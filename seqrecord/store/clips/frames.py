@@ -16,6 +16,9 @@ with the times -0.1, 0 and 0.1::
     times                 0.09   0.19   0.29
     frames                1      2      3
 
+The index bounds how far these frames may be from the start. Which clips have a frame that lacks the
+feature is known from the timestamps only: they are read where frames lack it.
+
 `NearestWindow`: for each frame of another window, the last frame at or before it that has the
 feature, or the next one at or behind it. Examples are a GPS at 1 Hz, or a text stored only when it
 changes::
@@ -47,6 +50,8 @@ UNKNOWN = -1
 
 COPIES = 1 << 20
 """Most copies of a sample row in an epoch."""
+
+_MOST_TIMES = 1 << 18  # looked up at once
 
 
 class ClipKeys(NamedTuple):
@@ -160,6 +165,17 @@ class ClipWindow(ABC):
         """The offsets that decide whether a clip is complete, in episodes with one frame rate;
         int64[n].
         """
+
+    def frame_span_at(self, rate: int) -> IntArray:
+        """The offsets of all frames that clips may use, in episodes with one frame rate; int64[n].
+
+        Values of `At` columns do not count.
+        """
+        return self.frame_offsets_at(rate)
+
+    def starts_without(self, gaps: MissingFrames) -> MissingFrames | None:  # noqa: ARG002
+        """The starts of clips with a frame in `gaps`; `None` if `frame_offsets_at` tells."""
+        return None
 
     @abstractmethod
     def find(self, clips: ClipKeys, frames: ClipFrames, *, checks: bool = True) -> WindowFrames:
@@ -385,13 +401,16 @@ def _anchor_error(
 
 
 class Clock(Protocol):
-    """Timestamps of episodes."""
+    """Timestamps and frame rates of episodes."""
 
     unit: str
     """Unit of the stored timestamps, for messages."""
 
     def seconds(self, episode: int) -> npt.NDArray[np.float64]:
         """Timestamps of an episode's frames in seconds, ascending, relative to the first frame."""
+
+    def period(self, episode: int) -> float:
+        """Seconds between frames by the episode's fps; 0 without one."""
 
     def name(self, episode: int) -> dict[str, str]:
         """Context for errors: file, episode and feature."""
@@ -402,10 +421,12 @@ class TimedWindow(ClipWindow):
     """Frames nearest to times in seconds, relative to the clip's start.
 
     The frames are at offsets in [`first_offset`, `last_offset`] from the start, or at the ends of
-    the episode.
+    the episode. A clip is complete if its episode has `frames_before` and `frames_after` the start:
+    then no time is outside the episode, or the end is within the tolerance.
 
     `outside_tolerance` is the largest distance of a time outside the episode from its first or last
-    frame, or half a mean step if this is more; `tolerance` for `None`.
+    frame, or half a mean step if this is more; `tolerance` for `None`. The step of an episode with
+    a single frame is by its fps.
     """
 
     times: tuple[float, ...]
@@ -413,6 +434,8 @@ class TimedWindow(ClipWindow):
     pads_far: bool  # pad times without a near frame, instead of raising an error
     first_offset: int
     last_offset: int
+    frames_before: int
+    frames_after: int
     clock: Clock
     outside_tolerance: float | None = None
 
@@ -432,8 +455,28 @@ class TimedWindow(ClipWindow):
         return Reach(np.array([self.first_offset, self.last_offset]))
 
     def frame_offsets_at(self, rate: int) -> IntArray:  # noqa: ARG002
-        """See `ClipWindow`: of every frame between the first and the last one."""
+        """See `ClipWindow`."""
+        return np.array([-self.frames_before, self.frames_after])
+
+    def frame_span_at(self, rate: int) -> IntArray:  # noqa: ARG002
+        """See `ClipWindow`."""
         return np.arange(self.first_offset, self.last_offset + 1)
+
+    def starts_without(self, gaps: MissingFrames) -> MissingFrames:
+        """See `ClipWindow`. Reads the timestamps of the episodes with gaps."""
+        episodes, starts, most_starts = [], [], max(1, _MOST_TIMES // len(self.times))
+        for row in distinct(gaps.episode).tolist():
+            num_frames = len(self.clock.seconds(row))
+            for begin in range(0, num_frames, most_starts):
+                start = np.arange(begin, min(begin + most_starts, num_frames))
+                frames, _, _ = self._find(row, start, checks=False)
+                lacks, _ = gaps.find(np.full_like(frames, row), frames)
+                starts.append(start[lacks.any(axis=1)])
+                episodes.append(np.full_like(starts[-1], row))
+        if not starts:
+            return gaps
+        start = np.concatenate(starts)
+        return MissingFrames.of(np.concatenate(episodes), start, start + 1)
 
     def find(self, clips: ClipKeys, frames: ClipFrames, *, checks: bool = True) -> WindowFrames:  # noqa: ARG002
         """See `ClipFrames.find`.
@@ -467,8 +510,8 @@ class TimedWindow(ClipWindow):
         is_inside = (requested_times >= stamps[0]) & (requested_times <= stamps[-1])
         largest = np.full_like(requested_times, tolerance)
         if self.outside_tolerance is not None:
-            half_step = (stamps[-1] - stamps[0]) / max(last_frame, 1) / 2
-            largest[~is_inside] = max(self.outside_tolerance, half_step)
+            step = stamps[-1] / last_frame if last_frame else self.clock.period(row)
+            largest[~is_inside] = max(self.outside_tolerance, step / 2)
         is_pad = np.abs(stamps[frames] - requested_times) > largest
         is_far = is_pad & is_inside
         if checks and is_far.any() and not self.pads_far:
@@ -521,6 +564,10 @@ class NearestWindow(ClipWindow):
     def frame_offsets_at(self, rate: int) -> IntArray:
         """See `ClipWindow`: before looking for values."""
         return self.window.frame_offsets_at(rate)
+
+    def starts_without(self, gaps: MissingFrames) -> MissingFrames | None:
+        """See `ClipWindow`: before looking for values."""
+        return self.window.starts_without(gaps)
 
     @property
     def pads(self) -> bool:
@@ -697,6 +744,10 @@ class MissingFrames:
     def subset(self, runs: npt.NDArray[np.bool_]) -> MissingFrames:
         """The runs of a mask, bool[n]."""
         return MissingFrames(self.episode[runs], self.start[runs], self.stop[runs])
+
+    def of_episodes(self, selected: IntArray) -> MissingFrames:
+        """The runs of these episodes, int64[k]."""
+        return self.subset(np.isin(self.episode, selected))
 
     def __len__(self) -> int:
         return len(self.episode)

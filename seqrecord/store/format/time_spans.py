@@ -273,20 +273,45 @@ class EpisodeTimeSpans:
         )
         return growth / (2 << last_place)
 
+    def durations(
+        self, rows: npt.NDArray[np.int64], feature: int, num_steps: npt.NDArray[np.int64]
+    ) -> tuple[Reals, Reals]:
+        """Bound the time over `num_steps` frames, int64 [n], in each episode: float64 [n] each.
+
+        Returns minimum and maximum, sums over powers of two; NaN if unknown.
+        """
+        bounds = []
+        for time_spans in (self.min_growth, self.max_growth):
+            remaining_steps, duration = num_steps.copy(), np.zeros(len(rows))
+            for place in range(time_spans.shape[2] - 1, -1, -1):
+                growth = time_spans[rows, feature, place]
+                times = np.where(np.isnan(growth), 0, remaining_steps >> place)
+                duration += np.where(times > 0, times * growth, 0)
+                remaining_steps -= times << place
+            bounds.append(np.where(remaining_steps > 0, np.nan, duration))
+        return bounds[0], bounds[1]
+
     def contradict(
-        self, rows: npt.NDArray[np.int64], feature: int, steps: Reals
+        self,
+        rows: npt.NDArray[np.int64],
+        feature: int,
+        steps: Reals,
+        num_steps: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.bool_]:
         """Return which episodes' timestamps cannot belong to the given frame steps, bool [n].
 
         `steps`, float64 [n], are in the feature's unit. Timestamps may deviate by a quarter of a
-        step from a regular clock.
+        step from a regular clock. Over all `num_steps` of the episodes, int64 [n], between two
+        powers of two, the deviation is that of their mean step.
         """
         is_contradiction = np.zeros(len(rows), np.bool_)
         for place in range(self.min_growth.shape[2]):
             for time_spans in (self.min_growth, self.max_growth):
                 deviation = np.abs(time_spans[rows, feature, place] / steps - (1 << place))
                 is_contradiction |= deviation > 0.5 * (1 + 1e-6)
-        return is_contradiction
+        drift = self.mean_steps(rows, feature) / steps - 1
+        deviation = np.abs(drift) * np.minimum(num_steps, 2 * _TAIL - 1)
+        return is_contradiction | (deviation > 0.5 * (1 + 1e-6))
 
     def frames_within(
         self, rows: npt.NDArray[np.int64], feature: int, time: float
