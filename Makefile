@@ -153,8 +153,9 @@ test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a
 	$(PYTEST) --dist worksteal -m service
 
 # Tests that wait and tests that compute overlap in one run.
-test-others: $(INSTALLED) ## Run the tests that `make test` leaves out: slow tests and tests of services
-	$(PYTEST) --dist worksteal -m 'slow or service' $(SLOW)
+test-others: $(INSTALLED) ## Run the tests that `make test` leaves out: slow tests, tests of services and of benchmarks
+	$(PYTEST) --dist worksteal -m 'slow or service or development' $(SLOW) tests benchmarks/tests development/tests
+	$(BIN)/python -W ignore -m benchmarks.pages # names pages whose measured code has changed since
 
 test-torchcodec: $(INSTALLED) ## Run the tests of decoding with torchcodec; needs FFmpeg's libraries
 	$(BIN)/python -c 'import torchcodec.decoders'

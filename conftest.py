@@ -177,12 +177,15 @@ def _freeze() -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
+    tests = config.rootpath / "tests"
     for item in items:
         # Processes of one run must collect the same names, and an address differs.
         assert " at 0x" not in item.nodeid, f"give the parameters of {item.nodeid} ids"
         used: list[str] = getattr(item, "fixturenames", [])
         if _SERVICES & set(used):
             item.add_marker("service")
+        if not item.path.is_relative_to(tests):
+            item.add_marker("development")
     yield  # -m selects
     chosen = {item.nodeid for item in items}
     left_out = {item.nodeid for item in items if _whole(item) in chosen}
