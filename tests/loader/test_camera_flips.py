@@ -400,6 +400,28 @@ def test_the_scale_without_padding(records: Path, to: str, p: int) -> None:
 
 
 @pytest.mark.parametrize("p", [0, 1])
+def test_the_scale_behind_a_padded_reference(records: Path, p: int) -> None:
+    """The first frame behind the padding counts, unless it is the reference again."""
+    windows = dict.fromkeys(IMAGES, [-2, 0, 1])
+    options: dict[str, Any] = {"shuffle": False, "features": [*IMAGES], "batch_size": 1}
+    options |= {"windows": windows, "pad": "before", "clip_transform": HorizontalFlip(p)}
+    metric, scaled = (
+        SeqRecordPipe(
+            records, **options, camera=Camera(dtype="float64", relative=RelativePose(scale=scale))
+        )
+        for scale in ("metric", "mean_translation")
+    )
+    for plain, batch in zip(metric, scaled, strict=True):
+        start = plain["start"].item()
+        frames = np.maximum([start - 2, start, start + 1], 0)
+        is_counted = np.array([frames != frames[0], [start >= 2, True, True]])
+        is_counted[0] &= is_counted[1]
+        lengths = [plain[f"{image}_pose"][0, :, :3, 3].norm(dim=-1).numpy() for image in IMAGES]
+        mean = np.array(lengths)[is_counted].mean()
+        assert batch["camera_scale"].item() == pytest.approx(mean, rel=1e-12), start
+
+
+@pytest.mark.parametrize("p", [0, 1])
 @pytest.mark.parametrize("to", ["first", "consecutive"])
 def test_scales_that_are_unknown(tmp_path: Path, records: Path, to: str, p: int) -> None:
     """1 and a mask for cameras that stay or only turn; a dataset without depth is refused."""

@@ -107,7 +107,9 @@ class CameraColumns:
                 f"{name}_distortion{IS_MISSING}": camera.no_lens,
                 f"{name}_distortion_model": camera.models,
             }
-        poses = {name: ClipPoses(c.poses, c.no_pose, c.is_pad) for name, c in cameras.items()}
+        poses = {
+            name: ClipPoses(c.poses, c.no_pose, c.is_pad, c.frames) for name, c in cameras.items()
+        }
         values |= self._delivered(poses, clips)
         values[IS_METRIC] = clips.are_metric
         return values
@@ -133,7 +135,7 @@ class CameraColumns:
             values[OFFSET] = offset = self._offset([*cameras.values()])
             for poses, *_ in cameras.values():
                 poses[..., :3, 3] -= offset[:, None]
-        for name, (poses, is_missing, _) in cameras.items():
+        for name, (poses, is_missing, *_) in cameras.items():
             delivered = inverted(poses) if camera.inverse else poses
             delivered[is_missing] = 0
             values |= {f"{name}_pose": delivered, f"{name}_pose{IS_MISSING}": is_missing}
@@ -142,7 +144,7 @@ class CameraColumns:
     def _offset(self, poses: Sequence[ClipPoses]) -> FloatArray:
         """The offset of n clips, float64[n, 3], by their first known position."""
         positions = np.concatenate([matrices[..., :3, 3] for matrices, *_ in poses], axis=1)
-        is_known = ~np.concatenate([is_missing for _, is_missing, _ in poses], axis=1)
+        is_known = ~np.concatenate([camera.is_missing for camera in poses], axis=1)
         start = positions[np.arange(len(positions)), is_known.argmax(axis=1)]
         start = np.where(is_known.any(axis=1, keepdims=True), start, 0.0)
         return start if self.rigs.camera.recenter == START else np.rint(start / _GRID) * _GRID + 0.0
@@ -164,6 +166,7 @@ class _Cameras:
         matrices: K, float64 [n, T, 3, 3].
         coefficients: distortion, float64 [n, T, 14].
         models: numbers of their models, int64 [n].
+        frames: numbers of the frames in the episode, int64 [n, T].
         no_pose, no_matrix, no_lens: which values are missing, and 0; bool [n, T].
         is_pad: which frames repeat another one as padding, bool [n, T].
     """
@@ -172,6 +175,7 @@ class _Cameras:
     matrices: FloatArray
     coefficients: FloatArray
     models: IntArray
+    frames: IntArray
     no_pose: BoolArray
     no_matrix: BoolArray
     no_lens: BoolArray
@@ -183,7 +187,7 @@ class _Cameras:
         poses, matrices = np.zeros((*shape, 4, 4)), np.zeros((*shape, 3, 3))
         models, coefficients = np.zeros(shape[0], np.int64), np.zeros((*shape, MAX_COEFFICIENTS))
         masks = (np.ones(shape, np.bool_) for _ in range(4))
-        return cls(poses, matrices, coefficients, models, *masks)
+        return cls(poses, matrices, coefficients, models, np.zeros(shape, np.int64), *masks)
 
     def exchange(self, other: _Cameras, clips: BoolArray) -> None:
         """Exchange the cameras of these clips, bool [n]."""
@@ -241,6 +245,7 @@ class _Clips:
         """The cameras of an image's frames, as stored, or resized on reading."""
         frames, is_unknown = self._frames(image)
         cameras = _Cameras.missing(frames.shape)
+        cameras.frames = frames.copy()  # flips exchange images
         stored_poses = (rigs[image.name].poses for rigs in self.of_row.values())
         features = [poses.feature for poses in stored_poses if poses is not None]
         for feature in dict.fromkeys(features):
@@ -249,7 +254,8 @@ class _Clips:
             self._fill_lenses(cameras, image, frames, row)
         for mask in (cameras.no_pose, cameras.no_matrix, cameras.no_lens):
             mask |= is_unknown
-        cameras.is_pad = self.batch.window(image.name).is_pad[:, : self.batch.num_frames]
+        is_pad = self.batch.window(image.name).is_pad
+        cameras.is_pad = is_pad[:, : self.batch.num_frames].copy()
         if image.size is not None and image.intrinsics is not None:  # else they are resized
             resized = self._resized(image, image.size)
             cameras.matrices = _moved(cameras.matrices, None, resized)

@@ -8,18 +8,21 @@ from typing import NamedTuple
 import numpy as np
 
 from seqrecord.loader.pipes.camera_values import CONSECUTIVE
+from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.clips.rigs import BoolArray, FloatArray
 
 
 class ClipPoses(NamedTuple):
     """Poses of an image in n clips, float64 [n, T, 4, 4].
 
-    Masks, bool [n, T], tell which are missing, and which are of padding.
+    Masks, bool [n, T], tell which are missing, and which are of padding. `frames`, int64 [n, T],
+    are the numbers of their frames in the episode.
     """
 
     poses: FloatArray
     is_missing: BoolArray
     is_pad: BoolArray
+    frames: IntArray
 
 
 def relative_poses(cameras: Mapping[str, ClipPoses], to: str) -> dict[str, ClipPoses]:
@@ -27,17 +30,17 @@ def relative_poses(cameras: Mapping[str, ClipPoses], to: str) -> dict[str, ClipP
 
     Poses without a known reference are missing, and so is the first of consecutive poses.
     """
-    reference, no_reference, _ = next(iter(cameras.values()))
+    reference, no_reference, *_ = next(iter(cameras.values()))
     result = dict[str, ClipPoses]()
-    for name, (poses, is_missing, is_pad) in cameras.items():
+    for name, (poses, is_missing, is_pad, frames) in cameras.items():
         if to == CONSECUTIVE:
             moved = _seen_from(poses[:, :-1], poses[:, 1:])
             moved = np.concatenate([np.zeros_like(poses[:, :1]), moved], axis=1)
             before = np.concatenate([np.ones_like(is_missing[:, :1]), is_missing[:, :-1]], axis=1)
-            result[name] = ClipPoses(moved, is_missing | before, is_pad)
+            result[name] = ClipPoses(moved, is_missing | before, is_pad, frames)
         else:
             moved = _seen_from(reference[:, :1], poses)
-            result[name] = ClipPoses(moved, is_missing | no_reference[:, :1], is_pad)
+            result[name] = ClipPoses(moved, is_missing | no_reference[:, :1], is_pad, frames)
     return result
 
 
@@ -62,12 +65,12 @@ def mean_translations(cameras: Mapping[str, ClipPoses], to: str) -> FloatArray:
     each frame the one before it.
     """
     lengths, masks = [], []
-    for number, (poses, is_missing, is_pad) in enumerate(cameras.values()):
+    for number, (poses, is_missing, is_pad, frames) in enumerate(cameras.values()):
         is_left_out = is_missing | is_pad
         if to == CONSECUTIVE:
             is_left_out[:, 1:] |= is_pad[:, :-1]
         elif number == 0:
-            is_left_out |= np.arange(is_pad.shape[1]) <= is_pad.argmin(axis=1)[:, None]
+            is_left_out |= frames == frames[:, :1]
         lengths.append(np.linalg.norm(poses[..., :3, 3], axis=-1))
         masks.append(~is_left_out)
     is_known = np.concatenate(masks, axis=1)
