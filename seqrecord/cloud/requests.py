@@ -28,21 +28,29 @@ class FsspecReader:
 
     Only uses `info` and `cat_file`, so any object with these methods works. Makes one request per
     run of adjacent ranges, see `plan`. A response is in memory as a whole before it is copied to
-    the buffers. `shown` is the root for messages; see `Clients` for `is_reread`.
+    the buffers. `shown` is the root for messages; see `Clients` for `is_reread`. `tags` has the
+    e-tags of files that the client compares; whoever asks for a size accepts another version.
     """
 
     def __init__(
-        self, make: Callable[[], Any], root: str, shown: str, *, is_reread: bool = False
+        self,
+        make: Callable[[], Any],
+        root: str,
+        shown: str,
+        *,
+        is_reread: bool = False,
+        tags: dict[str, str] | None = None,
     ) -> None:
         self.root, self._shown = root, shown.rstrip("/")
         self.clients = Clients(make, is_reread=is_reread)
+        self._tags = {} if tags is None else tags
 
     def size(self, path: str) -> int:
         return self.size_and_tag(path)[0]
 
     def size_and_tag(self, path: str) -> tuple[int, str | None]:
         """Size of a file, and its strong e-tag as sent, `None` if the client has none."""
-        check_path(path)
+        self._tags.pop(self.full(path), None)
         try:
             return self._size_and_tag(path)
         except NotFoundError:
@@ -58,7 +66,7 @@ class FsspecReader:
         check_path(path)
         parts = plan(ranges, buffers, max_gap=0, max_bytes=sys.maxsize)
         if not parts:
-            self.size(path)  # raises if the file is missing
+            self._size_and_tag(path)  # raises if the file is missing
         for byte_ranges, views in parts:
             self.read(path, (ByteRange(byte_ranges[0].start, byte_ranges[-1].stop), views))
 
@@ -113,7 +121,7 @@ class FsspecReader:
 
         Checks the file's size: the file may end there, or a retry may return the rest.
         """
-        if self.size(path) < byte_range.stop:
+        if self._size_and_tag(path)[0] < byte_range.stop:  # of the version that is read
             return short_read(file, byte_range, got)
         return TransientError(
             "an answer was cut",

@@ -95,6 +95,21 @@ def test_a_file_of_a_web_server_that_is_replaced(
         assert max(values, default=0) < 6
 
 
+def test_a_file_that_is_replaced_behind_a_cut_answer(tmp_path: Path) -> None:
+    """The request for the rest does not accept the other version."""
+    tar, values = tmp_path / "a.tar", []
+    tar.write_bytes(big_tar(0))
+    with WebFolder(tmp_path) as server:
+        source = open_source(f"{server.endpoint}/a.tar")
+        frames: Any = source.frames(source.episodes()[0])
+        assert not np.any(next(frames)["depth"])
+        server.cut = lambda: tar.write_bytes(big_tar(10))
+        with pytest.raises(StorageError, match="was replaced"):
+            values += [np.max(frame["depth"]) for frame in frames]
+        assert server.cut is None
+    assert max(values, default=0) < 6
+
+
 def test_a_file_of_a_web_server(tmp_path: Path) -> None:
     pytest.importorskip("zarr")
     made(tmp_path, "robomimic")

@@ -63,7 +63,9 @@ def open_objects(
         reader = FsspecReader(partial(Blobfiles, pool), root, location.shown)
     else:
         client = partial(bucket.http_client, timeout)
-        reader = FsspecReader(client, "", location.shown, is_reread=bucket.is_reread)
+        reader = FsspecReader(
+            client, "", location.shown, is_reread=bucket.is_reread, tags=bucket.tags
+        )
     return ObjectStorage(
         bucket, reader, location.shown, timeout=timeout, retrier=settings.retrier()
     )

@@ -68,7 +68,7 @@ class HttpFiles:
     The size is from a HEAD request, or from a range's response if HEAD has none. A response is read
     only up to the requested length, and not at all if it has the whole file. Connections are
     reused. `follows` allows redirects, for servers without credentials only. `tags` has the e-tags
-    of files that were read: if a file is replaced, reads fail until the next `info`.
+    of files that were read: if a file is replaced, reads fail until its tag is removed.
     """
 
     def __init__(
@@ -79,7 +79,6 @@ class HttpFiles:
         self._pool: urllib3.PoolManager | None = None
 
     def info(self, path: str) -> dict[str, Any]:
-        self._tags.pop(path, None)
         try:
             with self._ask("HEAD", path, {"Accept-Encoding": "identity"}) as answer:
                 length, tag = answer.headers.get("Content-Length", ""), _strong_tag(answer)

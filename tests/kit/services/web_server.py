@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -13,7 +14,8 @@ from tests.kit.services.local_server import Handler, LocalServer
 class WebFolder(LocalServer):
     """Serves the files of `folder`; `sent` counts bytes of bodies, `connections` counts
     connections. `user` is `NAME:PASSWORD` that requests must have. Without `if_match`, that
-    header is ignored."""
+    header is ignored. `cut` is called before the next large range, which has its first half only.
+    """
 
     def __init__(
         self,
@@ -27,6 +29,7 @@ class WebFolder(LocalServer):
         self.folder, self.ranges, self.head, self.user = folder, ranges, head, user
         self.if_match = if_match
         self.sent = self.connections = 0
+        self.cut: Callable[[], object] | None = None
         super().__init__(_Handler)
 
 
@@ -58,9 +61,21 @@ class _Handler(Handler):
             self.send(412)
             return
         if self.server.ranges:
+            self.cut_range()
             self.send_range(data, headers)
         else:
             self.send(200, data, headers)
+
+    def cut_range(self) -> None:
+        """Answer with half of a large range, if the server shall."""
+        numbers = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if numbers is None or self.server.cut is None:
+            return
+        start, last = map(int, numbers.groups())
+        if last - start > 1 << 16:
+            self.server.cut()
+            self.server.cut = None
+            self.headers.replace_header("Range", f"bytes={start}-{(start + last) // 2}")
 
     def send(self, status: int, body: bytes = b"", headers: Mapping[str, str] = {}) -> None:
         super().send(status, b"", {**headers, "Content-Length": str(len(body))})
