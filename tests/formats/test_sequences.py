@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import resource
+import shutil
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import EncodedImage, convert, open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import EurocSource, TumSource, inventory_of, undistorted
+from seqrecord.sources import EurocSource, KittiSource, TumSource, inventory_of, undistorted
 from tests.formats.format_cases.sequences import write_euroc, write_kitti, write_tum
 from tests.kit.datasets import encoded
 from tests.kit.source_faults import (
@@ -343,6 +344,58 @@ def test_kitti(tmp_path: Path) -> None:
         convert(source, tmp_path / f"{number}", in_place=True, codecs="raw", workers=1)
         found = read_all(tmp_path / f"{number}")["00"]
         assert [f["pose"].tolist() for f in found] == [f["pose"].tolist() for f in expected[0]]
+
+
+@pytest.mark.parametrize("chosen", [["pose"], ["timestamp"], ["velodyne"], ["pose", "image_2"]])
+def test_the_camera_of_kitti_is_independent_of_features(tmp_path: Path, chosen: list[str]) -> None:
+    write_kitti(tmp_path)
+    [whole] = open_source(tmp_path).episodes()
+    part: Any = open_source(tmp_path, features=chosen)
+    assert whole.metadata["camera"]["width"] == 20
+    assert part.episodes()[0].metadata == whole.metadata
+    assert not any("camera" in note for note in inventory_of(part).notes)
+    image = tmp_path / "sequences" / "00" / "image_0" / "000000.png"
+    assert (str(image) in part.copied_files()) == ("image_2" not in chosen)
+
+
+def test_a_camera_of_kitti_without_images(tmp_path: Path) -> None:
+    """Broken images of features that are not selected are ignored."""
+    write_kitti(tmp_path)
+    folder, chosen = tmp_path / "sequences" / "00", ["pose", "velodyne"]
+    expected = open_source(tmp_path).episodes()[0].metadata["camera"]
+    for camera in range(4):
+        [info] = open_source(tmp_path, features=chosen).episodes()
+        assert info.metadata["camera"] == expected
+        (folder / f"image_{camera}" / "000000.png").write_bytes(b"\x89PNG")
+    for exists in (True, False):
+        source = KittiSource(tmp_path, features=chosen)
+        [info] = source.episodes()
+        assert "camera" not in info.metadata
+        assert "camera unknown: no image has its size (1 of 1 sequence)" in source.account().notes
+        assert len(list(source.frames(info))) == 3
+        for camera in range(4 if exists else 0):
+            shutil.rmtree(folder / f"image_{camera}")
+
+
+@pytest.mark.parametrize("chosen", [["pose"], ["image_cam0", "timestamp"], ["imu"]])
+def test_sensors_of_euroc_are_independent_of_features(tmp_path: Path, chosen: list[str]) -> None:
+    """A broken description matters only if a feature of its sensor is selected."""
+    write_euroc(tmp_path)
+    truth = tmp_path / "mav0" / "state_groundtruth_estimate0" / "sensor.yaml"
+    truth.write_text("sensor_type: visual-inertial\nT_BS: [" + "1.0, " * 15 + "1.0]\n")
+    [whole], [part] = (open_source(tmp_path, features=f).episodes() for f in (None, chosen))
+    for name in ("cameras", "camera", "imu", "ground_truth"):
+        assert part.metadata[name] == whole.metadata[name]
+    assert part.fps == whole.fps
+    sensors = {"cameras": "cam1", "imu": "imu0", "ground_truth": truth.parent.name}
+    for sensor in sensors.values():
+        (tmp_path / "mav0" / sensor / "sensor.yaml").write_text("rate_hz: .inf\n")
+    with pytest.raises(SourceError, match="rate_hz"):
+        open_source(tmp_path).episodes()
+    if chosen == ["image_cam0", "timestamp"]:
+        [part] = open_source(tmp_path, features=chosen).episodes()
+        assert [*part.metadata["cameras"]] == ["cam0"]
+        assert not {"imu", "ground_truth"} & part.metadata.keys()
 
 
 # --- broken sequences ------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from seqrecord.formats.sources.common.sequences import (
 )
 from seqrecord.formats.sources.common.specs import frame_rate
 from seqrecord.formats.sources.common.yaml_values import read_yaml
+from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.files import is_directory, is_file, list_folder
 from seqrecord.store.clips.distortion import model_of
 from seqrecord.store.originals.protocol import SourceFormat
@@ -66,7 +68,8 @@ class EurocSource(SequenceSource):
 
     The metadata also contains the content of `sensor.yaml`: `cameras` by camera, `imu` and
     `ground_truth`, with `T_BS`, 4x4, from sensor to body. Pinhole cameras are in `camera` by
-    feature, so batches with crops have `image_cam0_intrinsics`. Images are not undistorted.
+    feature, so batches with crops have `image_cam0_intrinsics`. They do not depend on the selected
+    features. Images are not undistorted.
 
     Features:
 
@@ -112,6 +115,8 @@ class EurocSource(SequenceSource):
             feature, list_file = f"image_{name}", mav / name / "data.csv"
             tables.places[feature] = f"{prefix}{name}/*"
             if name != "cam0" and not self.wants(feature):
+                with skipping_unreadable():  # raised where the feature is selected
+                    _read_camera(tables, mav / name, feature)
                 continue
             stamps, images = tables.images(list_file, mav / name / "data")
             if name == "cam0":
@@ -146,25 +151,41 @@ def _mav(folder: Path) -> Path:
 
 
 def _add_camera(tables: SequenceTables, folder: Path, feature: str) -> None:
-    """Add the description of an image's camera."""
-    camera = None
-    if description := _sensor_of(tables, folder):
-        tables.metadata["cameras"][folder.name] = description
-        if camera := _pinhole(description, tables.files[-1]):
-            tables.metadata.setdefault("camera", {})[feature] = camera.to_json()
-    if camera is None:
+    """Add the description of an image's camera, with a note if it has no known intrinsics."""
+    if _read_camera(tables, folder, feature) is None:
         problem = "unknown: no known pinhole camera in its sensor.yaml"
         tables.notes.append(f"camera {folder.name} {problem}")
+
+
+def _read_camera(tables: SequenceTables, folder: Path, feature: str) -> Camera | None:
+    """Add the description of an image's camera; return the camera if it is a known pinhole."""
+    description = _sensor_of(tables, folder)
+    if not description:
+        return None
+    tables.metadata["cameras"][folder.name] = description
+    camera = _pinhole(description, tables.files[-1])
+    if camera is not None:
+        tables.metadata.setdefault("camera", {})[feature] = camera.to_json()
+    return camera
+
+
+def _describe(tables: SequenceTables, name: str, table: Path, *, is_selected: bool) -> None:
+    """Add the description of a sensor that has a table.
+
+    A broken one is ignored if no feature of the sensor is selected.
+    """
+    context: AbstractContextManager[None] = nullcontext() if is_selected else skipping_unreadable()
+    with context:
+        if is_file(table) and (description := _sensor_of(tables, table.parent)):
+            tables.metadata[name] = description
 
 
 def _add_imu(tables: SequenceTables, folder: Path, place: str) -> None:
     """Add the samples of the inertial sensor between frames."""
     table = folder / "data.csv"
-    if not tables.has(table, imu=place, imu_timestamp=place):
-        return
-    if description := _sensor_of(tables, folder):
-        tables.metadata["imu"] = description
-    if samples := tables.samples(table, 6):
+    is_selected = tables.has(table, imu=place, imu_timestamp=place)
+    _describe(tables, "imu", table, is_selected=is_selected)
+    if is_selected and (samples := tables.samples(table, 6)):
         stamps, values, bounds = samples
         tables.columns["imu"] = Values(values, "imu", "rad/s, m/s^2", bounds=bounds)
         tables.columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
@@ -173,12 +194,10 @@ def _add_imu(tables: SequenceTables, folder: Path, place: str) -> None:
 def _add_truth(tables: SequenceTables, folder: Path, places: dict[str, str]) -> None:
     """Add the ground truth; `places` has its features."""
     table = folder / "data.csv"
-    if not tables.has(table, **places):
-        return
-    if rows := tables.rows(table, (16, 7)):
+    is_selected = tables.has(table, **places)
+    if is_selected and (rows := tables.rows(table, (16, 7))):
         _add_poses(tables, table, *rows)
-    if description := _sensor_of(tables, folder):
-        tables.metadata["ground_truth"] = description
+    _describe(tables, "ground_truth", table, is_selected=is_selected)
 
 
 def _add_poses(

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from seqrecord.formats.sources.common.images import IMAGE_ENDINGS
 from seqrecord.formats.sources.common.point_files import read_points
 from seqrecord.formats.sources.common.sequence_tables import SequenceTables
 from seqrecord.formats.sources.common.sequences import (
-    Column,
     DecodedFile,
     Images,
     SequenceFrames,
@@ -35,6 +34,7 @@ from seqrecord.formats.sources.common.sequences import (
     image_size,
 )
 from seqrecord.formats.sources.common.tables import Rows, read_rows
+from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.files import is_file, list_folder
 from seqrecord.store.originals.protocol import SourceFormat
 
@@ -50,7 +50,7 @@ class KittiSource(SequenceSource):
     Each line of `times.txt` is a frame. Each folder of images or scans must have a file per frame,
     and `poses/00.txt` a line per frame. Sequences without poses (11 to 21) lack the feature.
     `calib.txt` is stored in the metadata, as is the pinhole camera that all four cameras share
-    (`camera`).
+    (`camera`), with the size of an image, whichever features are selected.
 
     Features:
 
@@ -86,12 +86,11 @@ class KittiSource(SequenceSource):
         if (rows := tables.rows(path, (0,))) is None:
             raise SourceError("sequence without frames", file=str(path))
         times, _ = rows
-        for name, is_folder in sorted(list_folder(folder)):
-            if not is_folder or name not in (*_IMAGES, _SCANS):
-                continue
+        names = sorted(name for name, is_folder in list_folder(folder) if is_folder)
+        for name in filter((*_IMAGES, _SCANS).__contains__, names):
             tables.places[name] = f"{name}/*"
             if self.wants(name):
-                endings = (".bin",) if name == _SCANS else tuple(IMAGE_ENDINGS)
+                endings = frozenset((".bin",)) if name == _SCANS else IMAGE_ENDINGS
                 files = _files(folder / name, len(times), endings)
                 tables.files += files
                 tables.columns[name] = (
@@ -103,11 +102,7 @@ class KittiSource(SequenceSource):
         if tables.has(poses, pose="poses/*.txt"):
             tables.files.append(poses)
             tables.columns["pose"] = Values(_poses(poses, len(times)), "pose", "m")
-        if is_file(folder / "calib.txt"):
-            tables.files.append(folder / "calib.txt")
-            tables.metadata |= _calibration(folder / "calib.txt", tables.columns)
-        if "camera" not in tables.metadata:
-            tables.notes.append("camera unknown: no P0 in calib.txt")
+        _add_calibration(tables, filter(_IMAGES.__contains__, names))
         return tables
 
     def is_beside(self, path: Path) -> bool:
@@ -124,13 +119,9 @@ def _scan(path: Path) -> DecodedFile:
     return DecodedFile(path, "<f4", lambda: (None, 4), lambda _: read_points(path)[""].values)
 
 
-def _files(folder: Path, count: int, endings: Sequence[str]) -> list[Path]:
+def _files(folder: Path, count: int, endings: Collection[str]) -> list[Path]:
     """Return the frames' files, numbered from 0."""
-    names = [
-        name
-        for name, is_folder in list_folder(folder)
-        if not is_folder and Path(name).suffix.lower() in endings and Path(name).stem.isdecimal()
-    ]
+    names = _numbered_names(folder, endings)
     names_by_number = {int(Path(name).stem): name for name in names}
     missing_frame = next((number for number in range(count) if number not in names_by_number), None)
     if missing_frame is not None or len(names) != count:
@@ -142,6 +133,23 @@ def _files(folder: Path, count: int, endings: Sequence[str]) -> list[Path]:
             got=f"{len(names)} files",
         )
     return [folder / names_by_number[number] for number in range(count)]
+
+
+def _first_image(folder: Path) -> Path:
+    """Return the image of the smallest number. Raises `SourceError` if there is none."""
+    names = _numbered_names(folder, IMAGE_ENDINGS)
+    if not names:
+        raise SourceError("folder without images", file=str(folder))
+    return folder / min(names, key=lambda name: int(Path(name).stem))
+
+
+def _numbered_names(folder: Path, endings: Collection[str]) -> list[str]:
+    """Return the names of files with these endings that are numbers."""
+    return [
+        name
+        for name, is_folder in list_folder(folder)
+        if not is_folder and Path(name).suffix.lower() in endings and Path(name).stem.isdecimal()
+    ]
 
 
 def _poses(path: Path, count: int) -> npt.NDArray[np.float64]:
@@ -156,7 +164,38 @@ def _poses(path: Path, count: int) -> npt.NDArray[np.float64]:
     return values.reshape(count, 3, 4)
 
 
-def _calibration(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
+def _add_calibration(tables: SequenceTables, cameras: Iterable[str]) -> None:
+    """Add the matrices of `calib.txt`, and the camera, which has the size of an image.
+
+    `cameras` are the folders of images. Features that are not selected count too, but their broken
+    files are ignored.
+    """
+    path = tables.folder / "calib.txt"
+    matrices: dict[str, Any] = {}
+    if is_file(path):
+        tables.files.append(path)
+        matrices = _matrices(path)
+    if matrices:
+        tables.metadata["calibration"] = matrices
+    if "P0" not in matrices:
+        tables.notes.append("camera unknown: no P0 in calib.txt")
+        return
+    columns = tables.columns.items()
+    images = [c.paths[0] for n, c in columns if n in _IMAGES and isinstance(c, Images)]
+    if images:
+        tables.metadata["camera"] = _camera(matrices["P0"], images[0], path)
+        return
+    for name in cameras:
+        with skipping_unreadable():
+            image = _first_image(tables.folder / name)
+            tables.metadata["camera"] = _camera(matrices["P0"], image, path)
+            tables.files.append(image)
+            return
+    tables.notes.append("camera unknown: no image has its size")
+
+
+def _matrices(path: Path) -> dict[str, Any]:
+    """Return the named matrices, 12 numbers each."""
     matrices: dict[str, Any] = {}
     rows = read_rows(path)
     for number, words in zip(rows.lines, rows.words, strict=True):
@@ -166,9 +205,9 @@ def _calibration(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
             if name[1] in matrices:
                 raise rows.invalid(number, words, f"{name[1]} once")
             matrices[name[1]] = Rows(path, [words], [number]).numbers(12, 1)[0].tolist()
-    images = [c for n, c in columns.items() if n in _IMAGES and isinstance(c, Images)]
-    if "P0" in matrices and images:
-        height, width = image_size(images[0].paths[0])
-        camera = camera_of_matrix(np.reshape(matrices["P0"], (3, 4)), (width, height), path)
-        return {"calibration": matrices, "camera": camera.to_json()}
-    return {"calibration": matrices} if matrices else {}
+    return matrices
+
+
+def _camera(matrix: Sequence[float], image: Path, path: Path) -> dict[str, Any]:
+    height, width = image_size(image)
+    return camera_of_matrix(np.reshape(matrix, (3, 4)), (width, height), path).to_json()
