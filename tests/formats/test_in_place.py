@@ -352,8 +352,14 @@ def test_an_episode_without_frames(tmp_path: Path) -> None:
         assert info.value.episode == "episode_000002"
 
 
-_READ = ("a:b/2024-01-01T10:00:00", "%20/*", "file:a/ ", "ü~/-i")
-_REFUSED = (b"a\n/b", b"a/b\n", b"a\xff/b", b"a/\xff", b"a/b\\", b"a/C:")
+_READ = (
+    *("a:b/2024-01-01T10:00:00", "%20/*", "file:a/ ", "ü~/-i", "a/1:2", "1:2/a"),
+    *("a/Screenshot at 10.30.00\u202fPM", "a\u00a0b/\u200bc\u3000", "a/\U0001f469\u200d\U0001f680"),
+)
+_REFUSED = (
+    *(b"a\n/b", b"a/b\n", b"a\xff/b", b"a/\xff", b"a/b\\", b"a/C:"),
+    *("a/\u202eb".encode(), "a/b\u2028".encode(), b"a/b\x7f"),
+)
 
 
 def test_names(tmp_path: Path, home: Path) -> None:

@@ -31,6 +31,15 @@ from tests.kit.processes import wait_for
 
 PATH = "records/00000-ab.seqrec"
 DATA = np.random.default_rng(0).bytes(100_000)
+UNCLEAN = (
+    *("../a", "/a", "a//b", "a/./b", "a/..", "", ".", "a/", "C:/a", "c:a", "a\\b"),
+    *("a\nb", "a\x7f", "a\x85b", "a\udcff", "a\u2028b", "a/\u202eb", "\u2066a"),
+)
+NAMES = (
+    *("Screenshot at 10.30.00\u202fPM.png", "a\u00a0b \u200b.png", "\u3000", "\u200e\u05d0"),
+    *("1:2", "ab:c", "e\u0301", "\U0001f469\u200d\U0001f680", "\uf8ff"),
+)
+"""Names with odd spaces, marks of direction, colons, joined emoji and private characters."""
 
 Add = Callable[[str, bytes], None]
 
@@ -158,11 +167,19 @@ class ReadContract:
             assert isinstance(caught.value, FileNotFoundError)
         others = [storage.files, storage.unfinished, storage.create, storage.remove]
         for operation in (*reads, *others, lambda path: storage.put(path, b"x", expected=None)):
-            for path in ("../a", "/a", "a//b", "a/./b", "a/..", "", "C:/a", "a\\b"):
+            for path in UNCLEAN:
                 with pytest.raises(errors.LocationError):
                     operation(path)
         assert storage.url in repr(storage)
         assert storage.local_path(PATH) in (None, f"{storage.url}/{PATH}")
+
+    def test_names_of_any_script(self, storage: Storage, add: Add) -> None:
+        for number, name in enumerate(NAMES):
+            add(f"records/{name}", b"%d" % number)
+        for number, name in enumerate(NAMES):
+            assert get(storage, f"records/{name}") == b"%d" % number
+        with suppress(errors.LocationError):  # a web server has no listings
+            assert {each.name for each in entries_of(storage, "records")} == {*NAMES}
 
     def test_listed_entries_equal_the_size_and_identity_of_each_file(
         self, storage: Storage, add: Add

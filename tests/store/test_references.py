@@ -25,7 +25,8 @@ from seqrecord.store.format.references import (
 def test_external_list_round_trip() -> None:
     files = (ExternalFile("/a", "b/c.mp4", 5, "mtime 7"), ExternalFile("s3://x", "c.mp4", 6))
     folders = ExternalFile("/a", "", 0), ExternalFile("/a", "e/f", 0)
-    made = ExternalList((*files, ExternalFile("/a", "d.mp4", 1), *folders))
+    odd = ExternalFile("/a", "1:2/Screenshot at 10.30\u202fPM\u00a0\u200d.mp4", 1)
+    made = ExternalList((*files, odd, *folders))
     data = made.encode()
     assert ExternalList.parse(data, made.id) == made
     assert json.loads(data)["files"][1] == [1, "c.mp4", 6, None]
@@ -47,6 +48,7 @@ def test_invalid_external_lists_are_refused() -> None:
             value | {"files": [[*facts[:place], wrong, *facts[place + 1 :]]]}
             for place, wrong in (
                 *((0, 1), (0, False), (1, "../b.mp4"), (1, "/etc/passwd"), (1, "")),
+                *((1, "C:/b.mp4"), (1, "a\\b.mp4"), (1, "a\u202e4pm.b"), (1, "a\n.mp4")),
                 *((2, -1), (2, 2**63), (3, 7)),
             )
         ),

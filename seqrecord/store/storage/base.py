@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -307,19 +308,27 @@ def file_url_of(storage: Storage, path: str) -> str:
     return f"{storage.url}/{path}" if file_url is None else file_url(path)
 
 
+_UNCLEAN = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\\\ud800-\udfff]"  # controls, backslashes, bytes that are not UTF-8
+    r"|[\u2028-\u202e\u2066-\u2069]"  # ends of lines, changes of direction: see `check_path`
+    r"|^[A-Za-z]:"  # a drive
+    r"|(^|/)\.{0,2}(/|\Z)"  # "", "." and ".."
+)
+
+
 def check_path(path: str) -> str:
-    """Return `path`; raises `LocationError` unless it is a clean relative POSIX path."""
-    parts = path.split("/")
-    if (
-        not path.isprintable()
-        or "\\" in path
-        or any(part in ("", ".", "..") for part in parts)
-        or path[1:2] == ":"  # a drive
-    ):
+    """Return `path`; raises `LocationError` unless it is a clean relative POSIX path.
+
+    A clean path stays below the root on any system: on Windows, a backslash separates names, and a
+    letter and a colon are a drive (a digit and a colon are not). It is one line that a terminal
+    shows in its order: no control characters, ends of lines and changes of direction. All other
+    characters of Unicode are valid, such as the narrow space in the names of macOS screenshots.
+    """
+    if _UNCLEAN.search(path):
         raise LocationError(
             "not a clean relative path",
-            expected="names joined by single slashes, without . and .., with printable characters "
-            "and without backslashes",
+            expected="names joined by single slashes, without . and .., control characters, "
+            "changes of direction, backslashes, and a drive",
             got=repr_of(path),
         )
     return path
