@@ -206,6 +206,24 @@ def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
         )
 
 
+def test_rates_without_the_timestamps(tmp_path: Path) -> None:
+    """An fps is compared with timestamps that are not selected, also by workers."""
+    steps = {"kept": 0.1, "lost": 0.15}
+    episodes: Any = {
+        key: [{"t": np.float64(i * step), "n": i} for i in range(9)] for key, step in steps.items()
+    }
+    stamped = {"t": {"kind": "timestamp", "unit": "s"}}
+    a = write(tmp_path / "a", episodes, features=stamped, fps=10)
+    with ThreadPoolExecutor(1) as executor:
+        for fps, name in ((None, "b"), (10, "c")):
+            source = open_source(a, features=["n"])
+            report = convert(source, tmp_path / name, executor=executor, fps=fps)
+            notes = [note for note in report.inventory.notes if "fps ignored for 1" in note]
+            assert len(notes) == (fps is not None)
+            with seqrecord.open(tmp_path / name) as dataset:
+                assert [episode.fps for episode in dataset.episodes.values()] == [10, None]
+
+
 def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
     """Their pixels are damaged, so that decoding would fail."""
     data = encoded(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).replace(b"IDATx", b"IDAT\0")

@@ -1,4 +1,4 @@
-"""User-defined sources: episodes split at gaps in timestamps; the documented example runs."""
+"""User-defined sources; fps and gaps of timestamps; the documented example runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from seqrecord import FeatureSpec, Schema, convert
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.sources import EpisodeInfo, Gop, TartanAirSource
 from tests.formats.cases import upload
+from tests.formats.format_cases.webdataset import write_samples
+from tests.formats.timed_originals import GAP, REGULAR, TIMED
 from tests.formats.timed_source import CUTS, TIMES, Recording, Timed
 from tests.kit import command_line
+from tests.kit.datasets import write_dataset
 from tests.kit.processes import run_python
 from tests.kit.tiny import read_all
 from tests.kit.trees import make_frames, write_v1
@@ -172,6 +175,75 @@ def test_command_line(tmp_path: Path) -> None:
     assert list(read_all(tmp_path / "r")) == ["a/0", "a/1", "a/2", "b", "c/0", "c/1"]
     again = ["write", "--src", tmp_path / "r", "--dst", tmp_path / "s", "--split-at-gaps", 1]
     assert "split its original" in command_line.fail(*again)
+
+
+# --- timestamps that are not selected -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_fps_is_compared_with_timestamps_that_are_not_selected(tmp_path: Path, name: str) -> None:
+    for case, times, fps in (("regular", REGULAR, 10), ("gap", GAP, None)):
+        TIMED[name].write(tmp_path / case, times)
+        source = TIMED[name].opened(tmp_path / case)
+        report = convert(source, tmp_path / f"{case}-packed", workers=1, fps=10)
+        assert any("fps ignored for" in note for note in report.inventory.notes) == (fps is None)
+        with seqrecord.open(tmp_path / f"{case}-packed") as dataset:
+            assert [*dataset.features] == [*TIMED[name].features]
+            [episode] = dataset.episodes.values()
+            assert episode.fps == (None if fps is None else pytest.approx(fps))
+
+
+@pytest.mark.parametrize("name", [name for name in TIMED if name != "dataset"])
+def test_gaps_in_timestamps_that_are_not_selected(tmp_path: Path, name: str) -> None:
+    TIMED[name].write(tmp_path / "in", GAP)
+    source = TIMED[name].opened(tmp_path / "in")
+    whole = convert(source, tmp_path / "whole", workers=1)
+    report = convert(source, tmp_path / "r", workers=1, split_at_gaps=0.5, fps=10)
+    key = whole.written[0]
+    assert report.written == (f"{key}/0", f"{key}/1")
+    parts, [frames] = read_all(tmp_path / "r"), read_all(tmp_path / "whole").values()
+    assert [len(part) for part in parts.values()] == [4, 5]
+    np.testing.assert_equal([frame for part in parts.values() for frame in part], frames)
+    with seqrecord.open(tmp_path / "r") as dataset:  # no part has a gap
+        assert [episode.fps for episode in dataset.episodes.values()] == [10, 10]
+
+
+def test_names_that_are_no_times(tmp_path: Path) -> None:
+    """In all episodes, or in one."""
+    (tmp_path / "in" / "a" / "rgb").mkdir(parents=True)
+    for number in range(3):
+        np.save(tmp_path / "in" / "a" / "rgb" / f"{number}.npy", np.zeros((4, 5), np.float32))
+    write_samples(tmp_path / "tars" / "a.tar")
+    options: dict[str, Any] = {"workers": 1, "split_at_gaps": 0.5}
+    for name in ("in", "tars"):
+        source = seqrecord.open_source(tmp_path / name, features=["rgb"])
+        with pytest.raises(SchemaError, match="needs timestamps"):
+            convert(source, tmp_path / "r", **options)
+        convert(source, tmp_path / f"{name}-packed", workers=1, fps=10)
+        with seqrecord.open(tmp_path / f"{name}-packed") as dataset:
+            assert [episode.fps for episode in dataset.episodes.values()] == [10]
+    TIMED["folders"].write(tmp_path / "timed", GAP)
+    (tmp_path / "timed" / "e").rename(tmp_path / "in" / "e")
+    source = seqrecord.open_source(tmp_path / "in", features=["rgb"])
+    with pytest.raises(SourceError, match="has no times.*episode: a; expected: 3 times"):
+        convert(source, tmp_path / "r", **options)
+    report = convert(source, tmp_path / "r", skip_bad_episodes=True, **options)
+    assert report.written == ("e/0", "e/1")
+    assert [episode.key for episode in report.bad] == ["a"]
+
+
+def test_exported_frames_without_their_timestamp(tmp_path: Path) -> None:
+    """The others are compared with the fps; gaps need all."""
+    frames: Any = [{"x": n} | ({"t": 0.1 * n} if n != 2 else {}) for n in range(6)]
+    stamped = {"t": {"kind": "timestamp", "unit": "s"}}
+    write_dataset(tmp_path / "a", {"e": frames}, features=stamped)
+    seqrecord.export.to_files(tmp_path / "a", None, tmp_path / "files")
+    source = seqrecord.open_source(tmp_path / "files", features=["x"])
+    for fps, kept in ((10, 10), (20, None)):
+        convert(source, tmp_path / f"{fps}", workers=1, fps=fps)
+        assert seqrecord.open(tmp_path / f"{fps}").episodes["e"].fps == kept
+    with pytest.raises(SourceError, match="has no times.*got: 5 finite numbers"):
+        convert(source, tmp_path / "r", workers=1, split_at_gaps=0.5)
 
 
 # --- the example of docs/reference/writing.md --------------------------------------------------

@@ -114,7 +114,8 @@ def convert(
         codecs: as for `SeqRecordWriter`.
         kinds, units: kinds and units by feature, instead of the source's: `kinds={"seg":
             "segmentation"}`, `units={"depth": "mm"}`.
-        fps: frames per second of episodes whose rate the source lacks.
+        fps: frames per second of episodes whose rate the source lacks. Ignored, with a warning, if
+            timestamps contradict it, also those of a feature that is not selected.
         mode: as for `SeqRecordWriter`; `append` and `resume` skip existing episodes.
         workers: number of processes, by default one per core; 1 runs in this process. Processes are
             spawned, so a script must call `convert` below `if __name__ == "__main__":`, or
@@ -140,7 +141,8 @@ def convert(
             changes that preserve a file's size and time.
         split_at_gaps: seconds. An episode whose timestamps differ by more from one frame to the
             next becomes several episodes, `KEY/0`, `KEY/1` and so on, with its metadata, split and
-            fps. Reads all timestamps first. Not with `in_place`, and not for packed datasets.
+            fps. Reads all timestamps first, selected or not. Not with `in_place`, and not for
+            packed datasets.
         resize: height and width in pixels, `{"camera": (224, 224)}` by feature, or `(224, 224)` for
             all images: frames are resized before they are stored, as by `resize=` of the loaders.
             Encoded images and video are decoded for it, and stored by `codecs`, not as they were.

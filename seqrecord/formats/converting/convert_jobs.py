@@ -358,14 +358,21 @@ def _write_frames(
             got=f"{count} or more" if count > info.num_frames else count,
         )
     videos.finish()
-    timestamps = getattr(source, "timestamps", None)
-    if info.fps is not None and timestamps is not None and clock_of(job.schema) is None:
-        with boundary(episode=info.key):
-            times = timestamps(info)
-        files.check_times(times)
+    _check_rate(files, job, info)
     with _as_source_errors():
         files.check_lengths()
     return [*videos.videos.values()]
+
+
+def _check_rate(files: RecordFileWriter, job: Job, info: EpisodeInfo) -> None:
+    """Compare the episode's fps with its times, if no feature of the dataset has them."""
+    timestamps = getattr(job.source, "timestamps", None)
+    if info.fps is None or timestamps is None or clock_of(job.schema) is not None:
+        return
+    with boundary(episode=info.key):
+        times = timestamps(info)
+    if times is not None:
+        files.check_times(times)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import (
     CodecError,
@@ -37,11 +38,13 @@ from seqrecord.store.format.manifest import (
 from seqrecord.store.format.page_kinds import page_codec, page_kind
 from seqrecord.store.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.store.format.text import parse_json
-from seqrecord.store.format.time_spans import timestamp_features
+from seqrecord.store.format.time_spans import clock_of, timestamp_features
 from seqrecord.store.originals.inventory import Account, not_selected
 from seqrecord.store.originals.protocol import EpisodeInfo
+from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.contents import DictionaryPlace
 from seqrecord.store.reading.dataset import Dataset, open_packed
+from seqrecord.store.reading.measured_rates import read_seconds
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.reading.pages import Chunk, Page
 from seqrecord.store.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
@@ -250,6 +253,24 @@ class DatasetSource:
     def chunks(self, info: EpisodeInfo) -> Iterator[CopiedChunk]:
         """The episode's copied chunks, in the order in which a writer completes them."""
         return _located(info.key, self._copied_chunks(self._key(info)))
+
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64] | None:
+        """The frames' timestamps in seconds, float64 [frames], of a feature that is not selected.
+
+        NaN for frames without. `None` if the dataset has none, and for its own `fps`, which was
+        compared with them when it was written.
+        """
+        episodes, key = self._clock.episodes, self._key(info)
+        if info.fps == episodes[key].fps:
+            return None
+        [seconds] = _located(info.key, map(read_seconds, [episodes[key]]))
+        return seconds
+
+    @cached_property
+    def _clock(self) -> Dataset:
+        """The dataset with its timestamps only, if it has any."""
+        clock = clock_of(self.reader.schema)
+        return self.reader if clock is None else self.reader.select([clock])
 
     def pages(self, feature: str, key: str) -> Iterator[tuple[int, memoryview]]:
         """For each chunk of a feature in an episode, its number of frames and its page's bytes."""

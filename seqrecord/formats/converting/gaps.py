@@ -84,11 +84,10 @@ class SplitSource:
             columns = {name: column[frame_slice] for name, column in block.columns.items()}
             yield Block(len(frames), columns)
 
-    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64] | None:
         part = self._parts.get(info.key)
-        source = cast("Any", self.source)
-        times: npt.NDArray[np.float64] = source.timestamps(info if part is None else part.episode)
-        return times if part is None else times[part.span.start : part.span.stop]
+        times = _times_of(self.source, info if part is None else part.episode)
+        return times if part is None or times is None else times[part.span.start : part.span.stop]
 
 
 class _SplitVideoSource(SplitSource):
@@ -129,7 +128,7 @@ class _Clock:
         feature = clock_of(schema)
         if feature is not None:
             return cls(_clock_only(source, feature, episodes), schema, feature)
-        if getattr(source, "timestamps", None) is None:
+        if not _has_times(source, episodes):
             raise SchemaError(
                 "split_at_gaps needs timestamps; name the feature's kind (--kind "
                 "FEATURE=timestamp)",
@@ -141,7 +140,7 @@ class _Clock:
     def steps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
         """Seconds between successive frames of an episode: [frames - 1]."""
         if self.feature is None:
-            return _distances(self.source.timestamps(info))
+            return _distances(_finite_times(self.source, info))
         times = _values(self.source, info, self.feature)
         return _distances(times) * _unit_size(self.schema, self.feature, times)
 
@@ -208,6 +207,40 @@ def split_at_gaps(
         )
     kind = _SplitVideoSource if hasattr(source, "videos") else SplitSource
     return kind(source, parts), note, bad
+
+
+def _times_of(source: Any, info: EpisodeInfo) -> npt.NDArray[np.float64] | None:
+    """Times of an episode's frames in seconds, from the source's method; `None` without any."""
+    timestamps = getattr(source, "timestamps", None)
+    times: npt.NDArray[np.float64] | None = None if timestamps is None else timestamps(info)
+    return times
+
+
+def _has_times(source: Source, episodes: Sequence[EpisodeInfo]) -> bool:
+    """Whether the source has times of any episode beside its features."""
+    if getattr(source, "timestamps", None) is None:
+        return False
+    for info in episodes:
+        try:
+            with boundary(episode=info.key):
+                if _times_of(source, info) is not None:
+                    return True
+        except SourceError:
+            return True  # reading its times raises the error again
+    return not episodes
+
+
+def _finite_times(source: Source, info: EpisodeInfo) -> npt.NDArray[np.float64]:
+    """Times of an episode's frames; raises `SourceError` if a frame has none."""
+    times = _times_of(source, info)
+    if times is None or not np.isfinite(times).all():
+        raise SourceError(
+            "the episode has no times, by which episodes are split",
+            episode=info.key,
+            expected=f"{info.num_frames} times",
+            got="none" if times is None else f"{int(np.isfinite(times).sum())} finite numbers",
+        )
+    return times
 
 
 def _clock_only(source: Source, clock: str, episodes: Sequence[EpisodeInfo]) -> Source:

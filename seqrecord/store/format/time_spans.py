@@ -73,6 +73,23 @@ def signed(times: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return times.astype(np.int64 if fits else np.float64)
 
 
+def seconds_since_first(
+    times: npt.NDArray[Any], unit: str | None
+) -> npt.NDArray[np.float64] | None:
+    """Convert timestamps, a real dtype [n], to seconds since the first one, float64 [n].
+
+    `unit` is a unit of time. Without one they are seconds if their mean step is plausible, else
+    `None` is returned.
+    """
+    size = size_in(unit, "s")
+    times = signed(times) if len(times) else times  # of unsigned ones, differences would wrap
+    since_first: npt.NDArray[np.float64] = (times - times[:1]).astype(np.float64)
+    num_steps = len(times) - 1
+    if size is None and num_steps > 0 and not is_plausible(since_first[-1] / num_steps):
+        return None
+    return since_first * (size or 1.0)
+
+
 def num_time_spans(num_frames: int) -> int:
     """Return how many of the distances 1, 2, 4, …, 4096 occur between frames of an episode."""
     return min(MAX_TIME_SPANS, (num_frames - 1).bit_length())

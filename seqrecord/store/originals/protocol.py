@@ -51,8 +51,10 @@ class Source(Protocol):
       unchanged. The GOPs of a feature contain `info.num_frames` frames in total. `frames` omits
       these features; it yields an empty dict per frame if there are no others. `describe_video`
       gives the codec for the schema. A `Gop` in another codec has a `config`.
-    - `timestamps(info)` returns float64 [frames] in seconds. `convert` calls it if the schema has
-      no timestamp feature and the episode has an `fps`. If the two disagree, the `fps` is dropped.
+    - `timestamps(info)` returns the frames' times in seconds, float64 [frames], or `None` for an
+      episode without times. `convert` calls it if the schema has no timestamp feature, for example
+      because it is not selected: to split at gaps, and for an episode with an `fps`. If the two
+      disagree, the `fps` is dropped.
     - `account()` returns an `Account`: data in the original that the source does not pack.
 
     Example:

@@ -122,8 +122,8 @@ _CAMERAS = {**{name: (name,) for name in CAMERAS}, "both": CAMERAS}
     "--split-at-gaps",
     type=ABOVE_0,
     metavar="SECONDS",
-    help="Split an episode where its timestamps jump by more than this: KEY/0, KEY/1, … Needs a "
-    "feature of kind timestamp.",
+    help="Split an episode where its timestamps jump by more than this: KEY/0, KEY/1, … Needs "
+    "timestamps, of a selected feature or not.",
 )
 @click.option(
     "--resize",

@@ -248,7 +248,7 @@ def name_specs(root: Path, *, are_named: bool, are_times: bool = False) -> list[
     return specs
 
 
-def _times(stems: Iterable[str]) -> NameTimes | None:
+def name_times(stems: Iterable[str]) -> NameTimes | None:
     """Return the times in names without ending; `None` unless each has a time of its own."""
     values: dict[int, None] = {}
     units: dict[str, str] = {}
@@ -290,7 +290,7 @@ def _sort_files(names: Sequence[_Name]) -> FrameFiles:
     if not names:
         return FrameFiles()
     usual_name, unlike_name = _unlike(names)
-    times = _times(name.stem for name in names)
+    times = name_times(name.stem for name in names)
     if times is not None and times.unit is not None:
         names = [name for _, name in sorted(zip(times.values, names, strict=True))]
         times = times._replace(values=sorted(times.values))

@@ -38,7 +38,8 @@ class SequenceTables(SequenceFrames):
     def begin(self, times: npt.NDArray[Any]) -> None:
         """Set the times of the frames, and add the feature `timestamp`."""
         self.times, self.num_frames = times, len(times)
-        self.columns["timestamp"] = Values(times, "timestamp", self.unit)
+        self.clock = Values(times, "timestamp", self.unit)
+        self.columns["timestamp"] = self.clock
 
     def has(self, path: Path, **places: str) -> bool:
         """Offer the features of a file, if it exists; return whether any is selected.

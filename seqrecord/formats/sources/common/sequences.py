@@ -216,6 +216,8 @@ class SequenceFrames:
         metadata: the episode's metadata. `X_without_Y`, `X_before_Y` and `X_after_Y` count
             unmatched rows and images; the inventory sums them.
         notes: assumptions, and lines of the inventory about empty tables.
+        clock: times of the frames, also if the feature `timestamp` is not selected; `None` if the
+            sequence has none.
     """
 
     num_frames: int = 0
@@ -226,6 +228,7 @@ class SequenceFrames:
     fps: float | None = None
     notes: list[str] = field(default_factory=list)
     split: str | None = None
+    clock: Values | None = None
 
 
 @dataclass(frozen=True)
@@ -332,8 +335,8 @@ class SequenceSource(ScannedSource):
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
         """Return the frames' times in seconds since the first frame, float64 [T]."""
         with located(SourceError, episode=info.key):
-            column = self.open(self._places[info.key]).columns.get("timestamp")
-            if not isinstance(column, Values):  # a steady rate
+            clock = self.open(self._places[info.key]).clock
+            if clock is None:  # a steady rate
                 if info.fps is None:
                     raise SourceError(
                         "the sequence has neither timestamps nor a frame rate; omit split_at_gaps "
@@ -341,8 +344,8 @@ class SequenceSource(ScannedSource):
                         file=str(self._places[info.key]),
                     )
                 return np.arange(info.num_frames) / info.fps
-            elapsed = column.array - column.array[0]
-            return np.asarray(elapsed * (size_in(column.unit, "s") or 1.0), np.float64)
+            elapsed = clock.array - clock.array[0]
+            return np.asarray(elapsed * (size_in(clock.unit, "s") or 1.0), np.float64)
 
     @cached_property
     def _folders(self) -> dict[Path, Mapping[str, Path]]:

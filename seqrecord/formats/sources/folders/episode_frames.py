@@ -45,6 +45,7 @@ from seqrecord.formats.sources.folders.tree import (
 from seqrecord.in_place.files import list_folder, read_bytes
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.references import ReferencedFile
+from seqrecord.store.format.time_spans import clock_of, seconds_since_first
 from seqrecord.store.schema import FeatureSpec, Frame, Schema
 
 
@@ -97,6 +98,42 @@ def read_frames(
         yield frame
 
 
+def read_times(
+    path: Path, schema: Schema, sparse: Collection[str]
+) -> npt.NDArray[np.float64] | None:
+    """Return the times of the frames that `read_frames` yields, in seconds since the first one.
+
+    They are in the names of the files, or a feature of an exported episode, in `schema` or not:
+    float64 [T], NaN for frames without a time. `None` if the episode has no times.
+    """
+    listing = look(path)
+    if DESCRIPTION in listing.names:
+        return _exported_times(path, read_description(path))
+    features, _ = name_features(path, listing, look_inside(path, listing.subfolders), sparse)
+    for name in _dense_names(features, schema, sparse)[:1]:
+        files = features[name].files
+        files.check(path / features[name].folder, name)
+        if files.times:
+            return seconds_since_first(np.array(files.time_values, np.int64), "ns")
+    return None
+
+
+def _exported_times(path: Path, episode: ExportedEpisode) -> npt.NDArray[np.float64] | None:
+    schema = Schema([feature.spec for feature in episode.features])
+    clock = clock_of(schema)
+    if clock is None:
+        return None
+    frames = read_frames(path, Schema([schema[clock]]), sparse=(), allow_gaps=True)
+    values = {number: frame[clock] for number, frame in enumerate(frames) if clock in frame}
+    times = np.array([np.asarray(value).item() for value in values.values()], schema[clock].dtype)
+    since_first = seconds_since_first(times, schema[clock].unit)
+    if since_first is None:
+        return None
+    seconds = np.full(len(episode.frames), np.nan)
+    seconds[[*values]] = since_first
+    return seconds
+
+
 @dataclass(frozen=True)
 class _FrameReader:
     """Reads the files of an episode with one frame each; arguments as for `read_frames`."""
@@ -143,9 +180,7 @@ def _find_features(
         path, listing, look_inside(path, listing.subfolders), sparse
     )
     files = {name: all_features[name] for name in filter(is_selected, all_features)}
-    all_dense = [name for name in all_features if name not in sparse]
-    # The frames must not depend on the selected features.
-    dense = [*filter(is_selected, all_dense)] or all_dense[:1]
+    dense = _dense_names(all_features, schema, sparse)
     for name in {**dict.fromkeys(dense), **files}:
         all_features[name].files.check(path / all_features[name].folder, name)
     _check_lengths(path, arrays, {name: all_features[name] for name in (*dense, *files)}, dense)
@@ -174,6 +209,17 @@ def _find_features(
             got=rows.unused_files,
         )
     return _EpisodeData(order, all_arrays, files, times)
+
+
+def _dense_names(
+    features: Mapping[str, FeatureFolder], schema: Schema, sparse: Collection[str]
+) -> list[str]:
+    """Return the features that have a file for each frame: the selected ones, or else the first.
+
+    The frames must not depend on the selected features.
+    """
+    names = [name for name in features if name not in sparse]
+    return [name for name in names if name in schema] or names[:1]
 
 
 def _order_of_arrays(

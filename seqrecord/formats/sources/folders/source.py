@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.common.array_files import NPZ, array_header, arrays_form
@@ -35,7 +36,12 @@ from seqrecord.formats.sources.common.point_files import POINT_ENDINGS, read_poi
 from seqrecord.formats.sources.common.specs import feature_name, feature_spec, merge_specs
 from seqrecord.formats.sources.common.tables import frames_shape
 from seqrecord.formats.sources.folders.encodings import kind_of_values, known_meaning
-from seqrecord.formats.sources.folders.episode_frames import check_time_axis, files_of, read_frames
+from seqrecord.formats.sources.folders.episode_frames import (
+    check_time_axis,
+    files_of,
+    read_frames,
+    read_times,
+)
 from seqrecord.formats.sources.folders.exported import ExportedFeature, read_description
 from seqrecord.formats.sources.folders.folder_account import (
     EpisodeFiles,
@@ -189,6 +195,14 @@ class FolderSource(NumberedFrames, ScannedSource):
                 exif=self.exif,
                 columns=self.columns,
             )
+
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64] | None:
+        """Return the frames' times in seconds since the first one, float64 [T]; see `read_times`.
+
+        `None` if the names of the selected features' files are no times.
+        """
+        with located(SourceError, episode=info.key):
+            return read_times(self._folder(info.key), self.schema(), self.sparse)
 
     def exists(self) -> bool:
         """Return whether there is an episode below `root`."""

@@ -91,7 +91,7 @@ class McapSource(TopicSource):
     Raises `SourceError` with file and episode for inconsistent or unreadable data.
     """
 
-    unpickled = ("recordings", "_episodes")
+    unpickled = ("recordings", "_episodes", "_last_clock")
 
     def exists(self) -> bool:
         """Return whether there is a recording below `root`."""
@@ -157,6 +157,16 @@ class McapSource(TopicSource):
             within=round(self.tolerance * 1e9),
         )
 
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
+        """Return the times of the clock's messages in seconds since the first one, float64 [T]."""
+        with located(SourceError, episode=info.key):
+            if info.key not in self.recordings:
+                raise SourceError("no such episode", file=str(self.path))
+            clock = self._last_clock.get(info.key)
+            if clock is None:
+                clock = self._aligned(self.recordings[info.key]).clock
+            return np.asarray((clock - clock[0]) * 1e-9, np.float64)
+
     def account(self) -> Account:
         """Report topics that are not read, unused messages, and other files."""
         return account_of(self, self._episodes)
@@ -202,7 +212,14 @@ class McapSource(TopicSource):
         for topic in self.videos_of(recording):
             picks = aligned.picks[topic]
             picks[picks < num_before_start(recording, topic)] = NONE
+        self._last_clock.clear()
+        self._last_clock[recording.key] = aligned.clock
         return aligned
+
+    @cached_property
+    def _last_clock(self) -> dict[str, npt.NDArray[np.int64]]:
+        """Times of the recording that was aligned last, by its key: reading them may take long."""
+        return {}
 
     @property
     def _aligned_topics(self) -> list[str]:

@@ -144,6 +144,7 @@ def sequence_of(
         for name in columns
     }
     columns |= names
+    clock = columns.get(TIMESTAMP)
     return SequenceFrames(
         len(views),
         {name: columns[name] for name in filter(wants, columns)},
@@ -152,6 +153,7 @@ def sequence_of(
         {name: value for name, value in metadata.items() if value != 0},
         notes=[*notes, *scene.notes],
         split=scene.split,
+        clock=clock if isinstance(clock, Values) else None,
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.common.array_files import decode_array
@@ -26,6 +27,7 @@ from seqrecord.formats.sources.common.frame_names import (
     escaped,
     frame_files,
     name_specs,
+    name_times,
     number_of,
 )
 from seqrecord.formats.sources.common.images import IMAGE_ENDINGS, referable_codec
@@ -57,6 +59,7 @@ from seqrecord.in_place.files import is_file, is_junk, opened
 from seqrecord.in_place.references import external_files
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.references import ExternalFile, ReferencedFile
+from seqrecord.store.format.time_spans import seconds_since_first
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.schema import FeatureSpec, Frame
 from seqrecord.store.text import counted
@@ -84,7 +87,8 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
     belongs to the name: `1305031102.175304.png` is the sample `1305031102.175304`. An episode is a
     tar file, `NAME`, or a folder in it, `NAME/run_1`. Frames are in the order of the samples. All
     samples of an episode have the same fields, except `sparse` ones. `frame_number` is as in
-    `FolderSource`.
+    `FolderSource`. Times in names are no feature; an fps is compared with them, and `split_at_gaps`
+    uses them.
 
     Features are named by the fields, without the ending if a name is left: `rgb`, `depth`, `json`.
     Images and arrays (`npy`, `flo`, `pfm`) are as in `FolderSource`; `json` and `txt` are texts;
@@ -119,21 +123,23 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
-            file, offset = info.metadata.get("file"), info.metadata.get("offset")
-            path = self._folder / str(file)
-            if not isinstance(offset, int) or ".." in path.parts or not _is_tar(path):
-                raise SourceError("no such episode", file=str(self.root))
-            if (earlier_file := info.metadata.get(_EARLIER_FILE)) is not None:
-                raise SourceError(
-                    "the samples of an episode are not consecutive; repack them with "
-                    "`tar --sort=name`",
-                    file=str(path),
-                    offset=offset,
-                    expected="one sequence of samples in one tar file",
-                    got=f"earlier samples in {earlier_file}",
-                )
+            path = self._path_of(info)
             with opened(path) as stream:
                 yield from self._frames(stream, path, info)
+
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64] | None:
+        """Return the times in the samples' names in seconds since the first one, float64 [T].
+
+        `None` if the names are no times.
+        """
+        with located(SourceError, episode=info.key):
+            path = self._path_of(info)
+            with opened(path) as stream:
+                samples = self._samples_of(stream, path, info)
+                times = name_times(sample.key for sample in samples)
+        if times is None or times.unit is None:
+            return None
+        return seconds_since_first(np.array(times.values, np.int64), "ns")
 
     def scan(self, scan: Scan) -> None:
         paths = find_files(self.path, _is_tar)
@@ -280,17 +286,37 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         )
         return spec if codec is None else replace(spec, codec=codec)
 
+    def _path_of(self, info: EpisodeInfo) -> Path:
+        """Return an episode's tar file. Raises `SourceError` if its samples are not consecutive."""
+        file, offset = info.metadata.get("file"), info.metadata.get("offset")
+        path = self._folder / str(file)
+        if not isinstance(offset, int) or ".." in path.parts or not _is_tar(path):
+            raise SourceError("no such episode", file=str(self.root))
+        if (earlier_file := info.metadata.get(_EARLIER_FILE)) is not None:
+            raise SourceError(
+                "the samples of an episode are not consecutive; repack them with "
+                "`tar --sort=name`",
+                file=str(path),
+                offset=offset,
+                expected="one sequence of samples in one tar file",
+                got=f"earlier samples in {earlier_file}",
+            )
+        return path
+
+    def _samples_of(self, stream: BinaryIO, path: Path, info: EpisodeInfo) -> Iterator[_Sample]:
+        """Return an episode's samples; none if others are at its place."""
+        all_samples = _samples(stream, path, info.metadata["offset"])
+        by_folder = groupby(all_samples, lambda sample: sample.folder)
+        folder, samples = next(by_folder, ("", iter(())))
+        return samples if self._place(path, folder, 0).key == info.key else iter(())
+
     def _frames(self, stream: BinaryIO, path: Path, info: EpisodeInfo) -> Iterator[Frame]:
         schema, files = self.schema(), info.metadata.get("files", {})
         pattern = next((split_name(file_pattern)[1] for file_pattern in files.values()), None)
         numbers: list[int | str] = []
         fields: set[str] | None = None
         time: float | None = None
-        all_samples = _samples(stream, path, info.metadata["offset"])
-        by_folder = groupby(all_samples, lambda sample: sample.folder)
-        folder, samples = next(by_folder, ("", iter(())))
-        is_found = self._place(path, folder, 0).key == info.key
-        for index, sample in enumerate(samples if is_found else ()):
+        for index, sample in enumerate(self._samples_of(stream, path, info)):
             sample.check()
             dense_names = (sample.fields.keys() & schema.keys()) - {*self.sparse}
             fields = dense_names if fields is None else fields
