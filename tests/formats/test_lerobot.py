@@ -24,7 +24,17 @@ from seqrecord.formats.converting.convert_jobs import KEPT_COST, frame_cost
 from seqrecord.sources import DepthScale, LeftOut, Source, inventory_of
 from tests.formats.format_cases.lerobot import CASES, row_frames
 from tests.kit.bags import png
-from tests.kit.lerobot_data import LISTED, ROWS, at, column, edit_info, episodes, rewrite
+from tests.kit.datasets import encoded
+from tests.kit.lerobot_data import (
+    LISTED,
+    ROWS,
+    at,
+    column,
+    edit_info,
+    episodes,
+    rewrite,
+    write_v21,
+)
 from tests.kit.lerobot_depth_data import DEPTH, IMAGE, INFO, codes_of, with_depth
 from tests.kit.lerobot_depth_data import LENGTHS as DEPTH_LENGTHS
 from tests.kit.lerobot_language_data import ANNOTATED, annotate, random_rows
@@ -257,6 +267,30 @@ def test_a_bad_first_image_refuses_its_episode_only(tmp_path: Path, data: bytes 
     rewrite(root / ROWS, column(IMAGES, lambda values: [values[0]] * len(values)))
     with pytest.raises(SourceError):
         open_source(root).schema()
+
+
+def test_images_of_other_formats(tmp_path: Path) -> None:
+    """WebP in a table is decoded; AVIF is left out, and an error where it is selected."""
+    picture = np.random.default_rng(0).integers(0, 256, (32, 48, 3), np.uint8)
+    features = {
+        "rgb": {"dtype": "image", "shape": [32, 48, 3], "names": None},
+        "timestamp": {"dtype": "float32", "shape": [1], "names": None},
+    }
+    webp = encoded(picture, kind="webp", lossless=True)
+    avif = b"\0\0\0\x20ftypavif" + bytes(40)
+    webp_root, avif_root = (
+        write_v21(tmp_path / name, {"rgb": [{"bytes": data, "path": "0"}]}, features, 1)
+        for name, data in (("webp", webp), ("avif", avif))
+    )
+    for keep in (False, True):
+        [frame] = frames_of(open_source(webp_root, keep_encoded=keep))
+        np.testing.assert_array_equal(frame["rgb"], picture)
+    source = open_source(avif_root)
+    assert [*frames_of(source)[0]] == [*source.schema()]
+    assert "rgb" not in source.schema()
+    assert any("got: AVIF" in str(row) for row in inventory_of(source).left_out_data)
+    with pytest.raises(SourceError, match=r"unsupported image format; .*feature: rgb; .*PNG, JPEG"):
+        open_source(avif_root, features=["rgb"]).schema()
 
 
 def damage_group(path: Path, name: str) -> None:

@@ -25,6 +25,7 @@ from google.protobuf import descriptor_pb2
 from hypothesis import example, given
 from hypothesis import strategies as st
 from mcap.writer import CompressionType, IndexType
+from rosbags.rosbag1 import Writer as Writer1
 
 import seqrecord
 from seqrecord import EncodedImage, open_source
@@ -44,6 +45,7 @@ from tests.formats.video_gops import gops_of
 from tests.kit.bags import (
     IMAGE,
     STORE,
+    STORE1,
     camera_info,
     compressed,
     header,
@@ -54,15 +56,18 @@ from tests.kit.bags import (
     message,
     png,
     points,
+    ros1,
     transform,
     video_message,
     write_bag,
+    write_channels,
     write_json,
     write_mcap,
     write_raw,
     write_ros1,
 )
 from tests.kit.command_line import run
+from tests.kit.datasets import encoded
 from tests.kit.source_faults import frames_of
 from tests.kit.video_file_data import QUIET, decoded, write_video
 from tests.kit.video_file_data import pictures as scenes
@@ -132,6 +137,62 @@ def test_alignments_and_clocks(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         source.episodes()
     [message] = caplog.messages
     assert f"45 of 58 messages dropped: frames are at the times of {CAMERA}" in message
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["joint_states.position"], ["log_time", "imu.data.orientation", "joint_states.position"],
+     ["log_time"], ["camera.image_raw"]],
+)  # fmt: skip
+def test_selected_features_do_not_change_the_frames(tmp_path: Path, names: list[str]) -> None:
+    path = write_mcap(tmp_path / "a.mcap", recording())
+    source = open_source(path, features=names)
+    assert source.episodes()[0].metadata["clock"] == CAMERA
+    want = [
+        {name: frame[name] for name in names if name in frame}
+        for frame in frames_of(open_source(path))
+    ]
+    np.testing.assert_equal(frames_of(source), want)
+    seqrecord.convert(source, tmp_path / "r", workers=1)
+    with seqrecord.open(tmp_path / "r") as dataset:
+        assert len(dataset.episodes["a"]) == len(want) == 5
+
+
+def test_a_clock_that_only_the_selection_determines(tmp_path: Path) -> None:
+    """Of two image topics the selected one; else the error of all features."""
+    rear = [("/rear", time + 5 * MS, each) for topic, time, each in recording() if topic == CAMERA]
+    messages = sorted([*recording(), *rear], key=lambda each: each[1])
+    path = write_mcap(tmp_path / "a.mcap", messages)
+    for names, clock in (
+        (["rear"], "/rear"),
+        (["imu.data.orientation", "rear", "log_time"], "/rear"),
+        (["joint_states.position", "joint_states.effort"], "/joint_states"),
+    ):
+        assert open_source(path, features=names).episodes()[0].metadata["clock"] == clock
+    errors = []
+    two = ["imu.data.orientation", "joint_states.position"]
+    for selection in (None, ["rear", "camera.image_raw"], two, ["log_time"]):
+        with pytest.raises(SourceError, match=r"no clock topic; choose .*clock=TOPIC") as caught:
+            open_source(path, features=selection).episodes()
+        errors.append(str(caught.value))
+    assert errors == errors[:1] * 4
+    other = [message for message in recording() if message[0] != CAMERA]
+    with pytest.raises(SourceError, match=r"no clock topic; .*got: /imu/data, /joint_states"):
+        open_source(write_mcap(path, other), features=two).episodes()
+    assert open_source(path, features=two[:1]).episodes()[0].num_frames == 50
+
+
+def test_the_clock_when_a_topic_cannot_be_read(tmp_path: Path) -> None:
+    """A topic that is left out is no clock, also if features are selected."""
+    yuv = [
+        ("/raw", time + 5 * MS, image(each.data.reshape(6, 8, 3)[..., :2], "yuv422_yuy2"))
+        for topic, time, each in recording()
+        if topic == CAMERA
+    ]
+    messages = sorted([*recording(), *yuv], key=lambda each: each[1])
+    path = write_mcap(tmp_path / "a.mcap", messages)
+    for names in (None, ["joint_states.position"]):
+        assert open_source(path, features=names).episodes()[0].metadata["clock"] == CAMERA
 
 
 def test_irregular_times_and_messages_out_of_order(tmp_path: Path) -> None:
@@ -257,6 +318,88 @@ def test_compressed_images(tmp_path: Path) -> None:
     rvl = ("/d", START, compressed(HEADER + b"1234", "16UC1; compressedDepth rvl"))
     with pytest.raises(SourceError, match=r"unsupported depth: 16UC1; compressedDepth rvl"):
         open_source(write_mcap(path, [rvl])).schema()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "options"),
+    [("webp", "webp", {"lossless": True}), ("bmp", "bmp", {}), ("tiff", "tiff", {}),
+     ("ppm", "netpbm", {})],
+)  # fmt: skip
+def test_compressed_images_that_are_decoded(
+    tmp_path: Path, kind: str, name: str, options: dict[str, Any]
+) -> None:
+    [picture] = pictures(1)
+    small = compressed(encoded(picture, kind=kind, **options), kind)
+    messages = [(CAMERA, START, image(picture, "rgb8")), ("/small", START, small)]
+    path = write_mcap(tmp_path / "a.mcap", messages)
+    for keep in (False, True):
+        source = open_source(path, clock=CAMERA, keep_encoded=keep)
+        [frame] = frames_of(source)
+        np.testing.assert_array_equal(frame["small"], picture)
+        note = f"/small: {name} images are decoded; only PNG and JPEG can be kept encoded"
+        assert note in inventory_of(source).notes
+        seqrecord.convert(source, tmp_path / f"{keep}", workers=1)
+        with seqrecord.open(tmp_path / f"{keep}") as dataset:
+            np.testing.assert_array_equal(dataset.episodes["a"][0]["small"], picture)
+
+
+UNREAD = {
+    "AVIF": ("avif", b"\0\0\0\x20ftypavif" + bytes(40)),
+    "JPEG XL": ("jpeg", b"\xff\x0a" + bytes(40)),
+    "QOI": ("", b"qoif" + bytes(60)),
+    "h264": ("h264", b"\0\0\0\1\x67" + bytes(60)),
+}
+
+
+@pytest.mark.parametrize("format_", UNREAD)
+@pytest.mark.parametrize("kind", ["rosbag2", "ros1", "json"])
+def test_compressed_images_without_a_reader_are_left_out(
+    tmp_path: Path, format_: str, kind: str
+) -> None:
+    """The other topics are read; the format is named in the inventory, and where it is selected."""
+    (declared, data), [picture] = UNREAD[format_], pictures(1)
+    if kind == "json":
+        about = {"encoding": "rgb8", "width": 8, "height": 6, "step": 24}
+        raw = about | {"data": base64.b64encode(picture.tobytes()).decode()}
+        odd = {"format": declared, "data": base64.b64encode(data).decode()}
+        write_json(tmp_path / "run.mcap", [
+            ("/cam", "foxglove.RawImage", 5, raw), ("/odd", "foxglove.CompressedImage", 5, odd),
+        ])  # fmt: skip
+    else:
+        messages = [
+            ("/cam", START, image(picture, "rgb8")),
+            ("/odd", START, compressed(data, declared)),
+        ]
+        write(tmp_path, messages, kind)
+    source = open_source(tmp_path)
+    [frame] = frames_of(source)
+    assert [*frame] == ["cam", "log_time"]
+    np.testing.assert_array_equal(frame["cam"], picture)
+    left_out = {row.pattern: row for row in inventory_of(source).left_out_data}
+    assert f"unsupported image format '{format_}'" in left_out["topic /odd"].reason
+    for wanted in ({"features": ["odd"]}, {"map": {"odd": "/odd"}}):
+        match = rf"/odd; got: unsupported image format '{format_}'; expected PNG, JPEG, WebP"
+        with pytest.raises(SourceError, match=match):
+            open_source(tmp_path, **wanted).schema()
+
+
+def test_compressed_images_with_unsupported_pixels_or_damage(tmp_path: Path) -> None:
+    """JPEGs in CMYK are left out; bytes that are no image are damage, and refused."""
+    [picture] = pictures(1)
+    cmyk = compressed(encoded(picture, mode="CMYK", kind="jpeg"), "jpeg")
+    messages = [("/cam", START, image(picture, "rgb8")), ("/odd", START, cmyk)]
+    path = write_mcap(tmp_path / "a.mcap", messages)
+    source = open_source(path)
+    assert [*frames_of(source)[0]] == ["cam", "log_time"]
+    left_out = {row.pattern: row for row in inventory_of(source).left_out_data}
+    assert "unsupported image mode: CMYK" in left_out["topic /odd"].reason
+    with pytest.raises(SourceError, match=r"unsupported image mode; .*feature: odd; .*got: CMYK"):
+        open_source(path, features=["odd"]).schema()
+    for declared in ("jpeg", "rgb8; jpeg compressed bgr8", ""):
+        messages[1] = ("/odd", START, compressed(b"no image", declared))
+        with pytest.raises(SourceError, match="neither a PNG nor a JPEG image") as caught:
+            open_source(write_mcap(path, messages)).schema()
+        assert caught.value.file == str(path)
 
 
 def test_poses_speeds_and_missing_values(tmp_path: Path) -> None:
@@ -483,6 +626,8 @@ def test_poses_of_frames_in_a_root(tmp_path: Path, kind: str) -> None:
         found = matrix(frame["pose.camera"])
         np.testing.assert_allclose(found, matrix(PLACED) @ base @ matrix(MOUNT), atol=1e-9)
         np.testing.assert_allclose(frame["pose.odom"], PLACED, atol=1e-12)
+    slashes: dict[str, Any] = {"poses": ["/camera", "odom"], "root_frame": "/map"}  # as in tf 1
+    np.testing.assert_equal(frames_of(open_source(path, **{**how, **slashes})), frames)
     below = open_source(path, **{**how, "poses": "odom", "root_frame": "camera"})
     found = matrix(frames_of(below)[1]["pose.odom"])
     np.testing.assert_allclose(found, np.linalg.inv(middle @ matrix(MOUNT)), atol=1e-9)
@@ -826,6 +971,135 @@ def test_each_file_of_a_recording_has_its_own_definitions(tmp_path: Path) -> Non
         np.testing.assert_array_equal(frame["raw"], picture)
 
 
+TWIST_TYPE = "geometry_msgs/msg/TwistStamped"
+TWIST_TEXT = STORE.generate_msgdef(TWIST_TYPE, ros_version=2)[0]
+LINE = "=" * 80 + "\n"
+
+
+def in_another_order(text: str) -> str:
+    first, *nested = text.split(LINE)
+    return LINE.join([first, *nested[::-1]])
+
+
+IDL = "module std_msgs {{ module msg {{ {} }}; }};"
+SAME_FIELDS = {
+    "comments": ("ros2msg", f"# a twist\n\n{TWIST_TEXT}".replace("float64 x", "  float64   x # m")),
+    "constants": ("ros2msg", f'uint8 MAX=3\nstring UNIT = "m/s"\n{TWIST_TEXT}'),
+    "line ends": ("ros2msg", TWIST_TEXT.replace("\n", "\r\n")),
+    "order": ("ros2msg", in_another_order(TWIST_TEXT)),
+    "no nested types": ("ros2msg", TWIST_TEXT.partition(LINE)[0]),
+    "no definition": ("ros2msg", ""),
+    "no language": ("", ""),
+    "another language": ("ros2idl", "module geometry_msgs {};"),
+}
+OTHER_FIELDS = {
+    "a nested type": (TWIST_TEXT.replace("float64 x", "float32 x"), "geometry_msgs/Vector3 have"),
+    "a nested array": (TWIST_TEXT.replace("float64 x", "float64[1] x"), r"float64\[1\] x"),
+    "the message": (TWIST_TEXT.replace(" twist", " wrench", 1), "differs from ROS's"),
+}
+
+
+def twist() -> Any:
+    vectors = (message("geometry_msgs/msg/Vector3", *values) for values in ((1, 2, 3), (4, 5, 6)))
+    return message(TWIST_TYPE, header(), message("geometry_msgs/msg/Twist", *vectors))
+
+
+def twist_data() -> bytes:
+    return bytes(STORE.serialize_cdr(twist(), TWIST_TYPE))
+
+
+@pytest.mark.parametrize("case", SAME_FIELDS)
+def test_definitions_of_equal_fields(tmp_path: Path, case: str) -> None:
+    """Two publishers of one topic, whose definitions differ in their text."""
+    first, data = ("ros2msg", TWIST_TEXT), twist_data()
+    for number, pair in enumerate(([first, SAME_FIELDS[case]], [SAME_FIELDS[case], first])):
+        channels = [(language, text.encode(), data) for language, text in pair]
+        path = write_channels(tmp_path / f"{number}.mcap", TWIST_TYPE, "cdr", channels)
+        frames = frames_of(open_source(path))
+        assert [frame["x"].tolist() for frame in frames] == [[1, 2, 3, 4, 5, 6]] * 4
+
+
+@pytest.mark.parametrize("case", OTHER_FIELDS)
+def test_definitions_of_other_fields(tmp_path: Path, case: str) -> None:
+    """They are refused if the topic is read."""
+    (text, match), data = OTHER_FIELDS[case], twist_data()
+    definitions = (TWIST_TEXT, text)
+    channels = [("ros2msg", each.encode(), data) for each in definitions]
+    path = write_channels(tmp_path / "a.mcap", TWIST_TYPE, "cdr", channels)
+    with pytest.raises(SourceError, match=match) as caught:
+        open_source(path).schema()
+    assert caught.value.file == str(path)
+    assert caught.value.got == "/x"
+    [frame, *_] = frames_of(open_source(path, features=["log_time"], clock="/x"))
+    assert frame["log_time"] == 1
+
+
+def test_definitions_in_idl(tmp_path: Path) -> None:
+    name = "std_msgs/msg/Float64"
+    data = bytes(STORE.serialize_cdr(message(name, 0.5), name))
+    note = '@verbatim (language="comment", text="a // b" "c")'
+    first = IDL.format(f"{note}\nstruct Float64 {{ double data; }};")
+    same = '// a comment; "one"\n#include "x.idl"\n' + IDL.format(
+        "/* of it\n */ module Float64_Constants { const double MAX = 3.0; };\n"
+        'struct Float64 {\n  @unit (value="m") double data;\n};'
+    )
+    other = IDL.format("struct Float64 { double data; /* and */ double more; };")
+    path = tmp_path / "a.mcap"
+    for second in (same, f"{LINE}IDL: {name}\n{same}"):
+        channels = [("ros2idl", text.encode(), data) for text in (first, second)]
+        write_channels(path, name, "cdr", channels)
+        assert [frame["x"] for frame in frames_of(open_source(path))] == [0.5] * 4
+    write_channels(path, name, "cdr", [("ros2idl", t.encode(), data) for t in (first, other)])
+    with pytest.raises(SourceError, match="two definitions of std_msgs/Float64 have other fields"):
+        open_source(path).schema()
+
+
+def test_definitions_of_foxglove(tmp_path: Path) -> None:
+    """In protocol buffers the numbers of fields count, in JSON nothing."""
+    path, [picture] = tmp_path / "a.mcap", pictures(1)
+    about = {"width": 8, "height": 6, "encoding": "rgb8", "step": 24}
+    channels = []
+    for sizes in ((20, 3, "UINT32"), (20, 3, "FIXED32"), (3, 20, "UINT32")):
+        build, described = raw_image(*sizes)
+        data = build(**about, data=picture.tobytes()).SerializeToString()
+        channels.append(("protobuf", described, data))
+    write_channels(path, "foxglove.RawImage", "protobuf", channels[:2])
+    for frame in frames_of(open_source(path)):
+        np.testing.assert_array_equal(frame["x"], picture)
+    write_channels(path, "foxglove.RawImage", "protobuf", channels)
+    match = "two definitions of foxglove.RawImage number their fields differently"
+    with pytest.raises(SourceError, match=match):
+        open_source(path).schema()
+    data = json.dumps(about | {"data": base64.b64encode(picture.tobytes()).decode()}).encode()
+    schemas = (b"{}", b'{"type": "object"}')
+    channels = [("jsonschema", schema, data) for schema in schemas]
+    write_channels(path, "foxglove.RawImage", "json", channels)
+    for frame in frames_of(open_source(path)):
+        np.testing.assert_array_equal(frame["x"], picture)
+
+
+def test_definitions_of_ros1(tmp_path: Path) -> None:
+    """Each connection of a bag has a definition."""
+    text = STORE1.generate_msgdef(TWIST_TYPE, ros_version=1)[0]
+    data = STORE1.serialize_ros1(ros1(twist()), TWIST_TYPE)
+    assert "uint32 seq" in text
+    commented, changed = f"# a twist\n{text}", text.replace("uint32", "int32")
+    for second, is_equal in ((commented, True), (changed, False)):
+        path = tmp_path / f"{is_equal}.bag"
+        with Writer1(path) as writer:
+            for caller, definition in (("/a", text), ("/b", second)):
+                connection = writer.add_connection(
+                    *("/x", TWIST_TYPE), msgdef=definition, md5sum="*", callerid=caller
+                )
+                writer.write(connection, 5, data)
+        source = open_source(path)
+        if is_equal:
+            assert [frame["x"].tolist() for frame in frames_of(source)] == [[1, 2, 3, 4, 5, 6]] * 2
+            continue
+        with pytest.raises(SourceError, match="two definitions of std_msgs/Header have other"):
+            source.schema()
+
+
 ENCODERS: dict[str, tuple[str, dict[str, str]]] = {
     "h264": ("libx264", {"bf": "0"}),
     "h265": ("libx265", {"x265-params": f"{QUIET}:bframes=0:keyint=4"}),
@@ -952,13 +1226,11 @@ def test_types_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_unknown_names_and_invalid_options(tmp_path: Path) -> None:
     path = write_mcap(tmp_path / "a.mcap", recording())
-    two = ["imu.data.orientation", "joint_states.position"]
     cases: list[tuple[dict[str, Any], str]] = [
         ({"map": {"image": "/cam"}}, r"no such topic; .*expected: topics among /camera.*got: /cam"),
         ({"map": {"a": CAMERA, "b": CAMERA}}, rf"map names a topic twice; .*got: {CAMERA}"),
         ({"clock": "/cam"}, r"no such clock topic; .*got: /cam"),
         ({"features": ["imu.data.mass"]}, r"no such feature; .*got: imu.data.mass"),
-        ({"features": two}, r"no clock topic; choose .*clock=TOPIC"),
         ({"align": "best"}, r"invalid align; expected: nearest or last"),
         *(({"tolerance": each}, "invalid tolerance") for each in (-1, float("nan"), "fast", True)),
     ]

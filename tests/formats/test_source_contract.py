@@ -121,6 +121,9 @@ def test_detection_listing_and_selection(case: Case, original: tuple[Path, Episo
     assert caught.value.file is not None
     assert caught.value.got == "lidar"
     assert caught.value.expected
+    with pytest.raises(SourceError, match="no feature is selected") as caught:
+        case.opened(written, features=[])
+    assert (caught.value.file is None, caught.value.got) == (False, "an empty list")
     for key in ("no such episode", "../originals", "", "/", ".", "x/..", str(written)):
         with pytest.raises(SourceError) as caught:
             list(source.frames(EpisodeInfo(key, 3)))

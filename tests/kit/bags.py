@@ -250,3 +250,24 @@ def write_raw(
             writer.add_message(channel, time, data, time)
         writer.finish()  # type: ignore[no-untyped-call]
     return path
+
+
+def write_channels(
+    path: Path, name: str, encoding: str, channels: Sequence[tuple[str, bytes, bytes]]
+) -> Path:
+    """Write an MCAP file whose topic `/x` has a channel per language, definition and message.
+
+    The channels send twice, in turn, at 1, 2, … ns.
+    """
+    with path.open("wb") as stream:
+        writer = McapWriter(stream)
+        writer.start()
+        numbers = []
+        for language, definition, _ in channels:
+            schema = writer.register_schema(name, language, definition)
+            numbers.append(writer.register_channel("/x", encoding, schema))
+        for time in range(1, 2 * len(channels) + 1):
+            place = (time - 1) % len(channels)
+            writer.add_message(numbers[place], time, channels[place][-1], time)
+        writer.finish()  # type: ignore[no-untyped-call]
+    return path

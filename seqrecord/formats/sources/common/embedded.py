@@ -11,13 +11,18 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.formats.sources.common.images import (
+    UnsupportedImageError,
     decode_image,
     encoded_header,
     image_format,
     passthrough_codec,
 )
 from seqrecord.formats.sources.common.orientation import shape_of
-from seqrecord.formats.sources.common.specs import check_like_first, feature_spec
+from seqrecord.formats.sources.common.specs import (
+    UnsupportedError,
+    check_like_first,
+    feature_spec,
+)
 from seqrecord.in_place.files import first_line
 from seqrecord.in_place.limits import check_size
 from seqrecord.store.feature_kinds import pixel_kind
@@ -39,9 +44,13 @@ def embedded_spec(
     """Return the feature spec of images like this one: dtype and [H, W] or [H, W, C].
 
     With `keep_encoded`, 8-bit RGB images get the codec that keeps them, and images of the other
-    `endings`, encoded. Raises `SourceError` with `path` unless `data` is a PNG or JPEG.
+    `endings`, encoded. Raises `SourceError` with `path` for damaged data, and `UnsupportedError`
+    for images without a reader: of other formats than `EMBEDDED_FORMATS`, or in CMYK.
     """
-    header = encoded_header(data, path)
+    try:
+        header = encoded_header(data, path)
+    except UnsupportedImageError as error:
+        raise UnsupportedError(error.message, **{**error.context(), "feature": name}) from error
     codec = passthrough_codec(header, endings, exif=exif) if keep_encoded else ()
     shape = shape_of(header, exif, is_kept=bool(codec))
     kind = pixel_kind(name, header.dtype, shape) or "image"

@@ -3,8 +3,8 @@
 Pillow decodes files of most formats. It would silently convert 16-bit colour PNGs and TIFFs to 8
 bits, swap the bytes of compressed big-endian TIFFs, and drop or change their extra channels, so
 imagecodecs, an optional extra, decodes these. The first bytes identify PNG and JPEG; other
-formats also need their file name ending. Raw encodings have ROS's names,
-`sensor_msgs/image_encodings.hpp`, which Foxglove's schemas share.
+formats also need their file name ending, or in containers a longer signature. Raw encodings have
+ROS's names, `sensor_msgs/image_encodings.hpp`, which Foxglove's schemas share.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import io
 import re
 import threading
 import zlib
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -72,6 +72,26 @@ _SIGNATURES: dict[str, tuple[bytes, ...]] = {
     "tiff": (b"II*\0", b"MM\0*"),
     "webp": (b"RIFF",),
     "bmp": (b"BM",),
+}
+
+EMBEDDED_FORMATS = "PNG, JPEG, WebP, BMP, TIFF or Netpbm"
+"""Formats of images without a file name, for errors."""
+
+_EMBEDDED = {
+    "tiff": re.compile(rb"II\*\0|MM\0\*"),
+    "webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+    # "BM" alone begins other bytes too: two reserved numbers are 0, and the next header has one of
+    # a few sizes. https://learn.microsoft.com/en-us/windows/win32/gdi/bitmap-storage
+    "bmp": re.compile(rb"BM.{4}\0{4}.{4}[\x0c\x28\x34\x38\x40\x6c\x7c]\0{3}", re.DOTALL),
+    NETPBM: re.compile(rb"P[1-6][\s#]"),
+}
+_FOREIGN = {
+    "AVIF": re.compile(rb".{4}ftypavi[fs]", re.DOTALL),
+    "HEIF": re.compile(rb".{4}ftyp(?:hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL),
+    "JPEG XL": re.compile(rb"\xff\x0a|\0{3}\x0cJXL "),
+    "JPEG 2000": re.compile(rb"\0{3}\x0cjP  |\xff\x4f\xff\x51"),
+    "QOI": re.compile(rb"qoif"),
+    "OpenEXR": re.compile(rb"v/1\x01"),
 }
 _PNG_SIGNATURE_BYTES = 8
 # Tags of TIFF.
@@ -169,17 +189,42 @@ def passthrough_of_both(
     return () if is_kept and not second_codec else first_codec
 
 
+class UnsupportedImageError(SourceError):
+    """An image of a format, or with pixels, that no reader supports; it need not be damaged."""
+
+
+def embedded_format(data: bytes) -> str | None:
+    """Return the format of an image without a file name from its first bytes; `None` for others."""
+    with suppress(ValueError):
+        return format_of(data)
+    return _matching(_EMBEDDED, data)
+
+
+def foreign_format(data: bytes) -> str | None:
+    """Return the name of an image format without a reader from the first bytes; else `None`."""
+    return _matching(_FOREIGN, data)
+
+
+def _matching(signatures: Mapping[str, re.Pattern[bytes]], data: bytes) -> str | None:
+    return next((name for name, magic in signatures.items() if magic.match(data)), None)
+
+
 def image_format(data: bytes, path: Path) -> str:
     """Return an image's format from its first bytes: `png`, `jpeg` or that of the file name ending.
 
-    Raises `SourceError` with `path` otherwise.
+    In containers, whose name is not that of an image, it is one of `EMBEDDED_FORMATS`. Raises
+    `SourceError` with `path` otherwise.
     """
     ending = path.suffix.lower()
     named_format = IMAGE_FORMATS.get(ending) or DECODED_FORMATS.get(ending)
     if data.startswith(_SIGNATURES.get(named_format or "", ())):
         return str(named_format)
-    if named_format is None and data.startswith(_SIGNATURES["tiff"]):  # LeRobot's depth in tables
-        return "tiff"
+    if named_format is None and (format_ := embedded_format(data)) is not None:
+        return format_
+    if named_format is None and (name := foreign_format(data)) is not None:
+        raise UnsupportedImageError(
+            "unsupported image format", file=str(path), expected=EMBEDDED_FORMATS, got=name
+        )
     try:
         data_format = format_of(data)
     except ValueError as error:
@@ -293,7 +338,7 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
     elif format_ == "tiff":
         dtype = _tiff_dtype(image)
     if mode not in _CHANNELS:
-        raise SourceError(
+        raise UnsupportedImageError(
             "unsupported image mode",
             expected="bilevel, grayscale, palette, RGB or RGBA",
             got=mode,
@@ -323,7 +368,7 @@ def _tiff_dtype(image: Any) -> np.dtype[Any]:
         return np.dtype(np.uint8)
     kind, size = _TIFF_KINDS.get(min(kinds)), min(bits)
     if len(bits) > 1 or len(kinds) > 1 or kind is None or size not in (8, 16, 32):
-        raise SourceError(
+        raise UnsupportedImageError(
             "unsupported TIFF samples",
             expected="8, 16 or 32 bits, equal in all channels",
             got=f"{sorted(bits)} bits",

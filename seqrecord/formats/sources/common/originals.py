@@ -75,6 +75,13 @@ class Originals:
         check_exif(self.exif)
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))
+        if self.features == ():
+            raise SourceError(
+                "no feature is selected",
+                file=str(root),
+                expected="1 or more names, or no features= for all",
+                got="an empty list",
+            )
 
     @property
     def path(self) -> Path:

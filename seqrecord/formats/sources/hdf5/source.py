@@ -211,7 +211,7 @@ class Hdf5Source(ScannedSource):
         return {
             name: dataset
             for name, dataset in episode.stored.items()
-            if (name in selection if selection else name not in episode.optional)
+            if (name not in episode.optional if selection is None else name in selection)
         }
 
     def _video_specs(self, episode: Hdf5Episode, known_names: Container[str]) -> list[FeatureSpec]:
@@ -224,7 +224,7 @@ class Hdf5Source(ScannedSource):
         return specs
 
     def _is_wanted_video(self, name: str) -> bool:
-        return name in self.features if self.features else not self.without_video
+        return not self.without_video if self.features is None else name in self.features
 
     def _spec(self, name: str, dataset: Any, episode: Hdf5Episode, path: Path) -> FeatureSpec:
         if dataset.shape == ():

@@ -6,11 +6,11 @@ https://mcap.dev/spec and https://github.com/ros2/rosbag2.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -40,19 +40,24 @@ _STEP, _FREE_STEPS, _STEPS_PER_BYTE = 100_000, 10_000_000, 100  # instructions o
 _SQLITE_LIMIT_LENGTH = 0  # https://www.sqlite.org/c3ref/c_limit_attached.html
 
 
+class Definition(NamedTuple):
+    """A file's own definition of a message type, in a language such as `ros2msg`."""
+
+    data: bytes
+    language: str
+
+
 @dataclass(frozen=True)
 class Topic:
     """A topic as declared by a file; `encoding` is the messages' encoding, such as `cdr`.
 
-    `definition` is the type's own definition in the language `definition_encoding`; empty if the
-    file has none.
+    `definitions` are the type's distinct definitions: of several publishers, if their texts differ.
     """
 
     name: str
     type: str
     encoding: str
-    definition: bytes = b""
-    definition_encoding: str = ""
+    definitions: tuple[Definition, ...] = ()
 
 
 class _Mcap:
@@ -91,14 +96,7 @@ class _Mcap:
         else:
             schemas = {0: None, **self.summary.schemas}
             channels = {n: (schemas[c.schema_id], c) for n, c in self.summary.channels.items()}
-        topics: dict[str, Topic] = {}
-        for schema, channel in channels.values():
-            name, type_ = channel.topic, "" if schema is None else schema.name
-            definition = (b"", "") if schema is None else (schema.data, schema.encoding)
-            if definition[1] == "ros1msg" and type_.count("/") == 1:
-                type_ = type_.replace("/", "/msg/")  # as in ROS 2
-            _add_topic(topics, Topic(name, type_, channel.message_encoding, *definition))
-        return topics
+        return _merge_topics(_declared(schema, channel) for schema, channel in channels.values())
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
         """Return the messages' log times in ns by topic, ascending."""
@@ -183,11 +181,38 @@ class _Mcap:
         return entries[:, 0].astype(np.uint64)
 
 
-def _add_topic(topics: dict[str, Topic], topic: Topic) -> None:
-    """Add a topic, which a file may declare again. Raises `SourceError` for another type."""
-    if (first := topics.setdefault(topic.name, topic)) != topic:
-        got = f"{topic.name}: {first.type}, {topic.type}"
-        raise SourceError("the topic has two types", got=got)
+def _declared(schema: Any, channel: Any) -> Topic:
+    """Return the topic of an MCAP channel; `schema` is `None` without one."""
+    name, encoding = channel.topic, channel.message_encoding
+    if schema is None:
+        return Topic(name, "", encoding)
+    type_ = schema.name
+    if schema.encoding == "ros1msg" and type_.count("/") == 1:
+        type_ = type_.replace("/", "/msg/")  # as in ROS 2
+    return Topic(name, type_, encoding, _definitions(schema.data, schema.encoding))
+
+
+def _definitions(data: bytes, language: str) -> tuple[Definition, ...]:
+    return (Definition(data, language),) if data else ()
+
+
+def _merge_topics(declared_topics: Iterable[Topic]) -> dict[str, Topic]:
+    """Return topics by name; a file may declare a topic for each publisher.
+
+    Raises `SourceError` for two types. Definitions may differ in their text: readers compare the
+    fields, `check_equal_definitions`.
+    """
+    topics: dict[str, Topic] = {}
+    definitions: dict[str, dict[Definition, None]] = {}
+    for topic in declared_topics:
+        first = topics.setdefault(topic.name, topic)
+        if (first.type, first.encoding) != (topic.type, topic.encoding):
+            got = f"{topic.name}: {first.type} ({first.encoding}), {topic.type} ({topic.encoding})"
+            raise SourceError("the topic has two types", expected="1 type", got=got)
+        definitions.setdefault(topic.name, {}).update(dict.fromkeys(topic.definitions))
+    return {
+        name: replace(topic, definitions=tuple(definitions[name])) for name, topic in topics.items()
+    }
 
 
 class _Sqlite:
@@ -234,12 +259,8 @@ class _Sqlite:
         return {}
 
     def topics(self) -> dict[str, Topic]:
-        topics: dict[str, Topic] = {}
-        for row in self._rows("SELECT name, type, serialization_format FROM topics"):
-            if not all(isinstance(word, str) for word in row):
-                raise SourceError("a topic is not described by text", got=repr_of(row, 100))
-            _add_topic(topics, Topic(*row))
-        return topics
+        rows = self._rows("SELECT name, type, serialization_format FROM topics")
+        return _merge_topics(map(_topic_of_row, rows))
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
         runs: dict[str, list[npt.NDArray[np.int64]]] = {}
@@ -267,6 +288,13 @@ class _Sqlite:
         return self._rows("SELECT id, name FROM topics").fetchall()
 
 
+def _topic_of_row(row: Sequence[Any]) -> Topic:
+    """Return the topic of a name, type and encoding. Raises `SourceError` unless all are text."""
+    if not all(isinstance(word, str) for word in row):
+        raise SourceError("a topic is not described by text", got=repr_of(row, 100))
+    return Topic(*row)
+
+
 class _Rosbag1:
     """A bag of ROS 1, read by rosbags. https://wiki.ros.org/Bags/Format/2.0"""
 
@@ -282,18 +310,13 @@ class _Rosbag1:
         return {}
 
     def topics(self) -> dict[str, Topic]:
-        topics: dict[str, Topic] = {}
-        for connection in self._reader.connections:
-            topic = Topic(
-                connection.topic,
-                connection.msgtype,
-                "ros1",
-                connection.msgdef.data.encode(),
-                "ros1msg",
+        return _merge_topics(
+            Topic(
+                *(connection.topic, connection.msgtype, "ros1"),
+                _definitions(connection.msgdef.data.encode(), "ros1msg"),
             )
-            if topics.setdefault(connection.topic, topic).type != topic.type:
-                raise SourceError("the topic has two types", got=connection.topic)
-        return topics
+            for connection in self._reader.connections
+        )
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
         times: dict[str, list[int]] = {}

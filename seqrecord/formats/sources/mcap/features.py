@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.formats.sources.common.embedded import embedded_spec, embedded_value
+from seqrecord.formats.sources.common.images import IMAGE_FORMATS, embedded_format
 from seqrecord.formats.sources.common.specs import check_like_first, feature_spec, text_spec
 from seqrecord.formats.sources.mcap.messages import Encoded, Message, Packet, Value
 from seqrecord.formats.sources.mcap.videos import describe
@@ -20,7 +21,10 @@ from seqrecord.store.schema import EncodedImage, FeatureSpec
 
 
 class TopicFeatures:
-    """The features of one topic from its first message, restricted to `selected_names` if given."""
+    """The features of one topic from its first message, restricted to `selected_names` if given.
+
+    `decoded_format` is the format of images that cannot be kept encoded, such as `webp`.
+    """
 
     def __init__(
         self,
@@ -34,6 +38,7 @@ class TopicFeatures:
         self._prefix = prefix
         self._first_suffixes = frozenset(message) if selected_names is None else None
         self.specs: dict[str, FeatureSpec] = {}
+        self.decoded_format: str | None = None
         for suffix, value in message.items():
             name = self._name_of(suffix)
             if selected_names is not None and name not in selected_names:
@@ -41,6 +46,8 @@ class TopicFeatures:
             data, kind, unit = value.data, value.kind, value.unit
             if isinstance(data, Encoded):
                 spec = embedded_spec(name, data.data, path, **image_options)
+                if (format_ := embedded_format(data.data)) not in IMAGE_FORMATS.values():
+                    self.decoded_format = format_
                 if kind == "depth":
                     _check_depth(spec, path)
                     dtype = np.dtype("<f4") if data.inverse else spec.dtype

@@ -136,6 +136,9 @@ def _assumptions(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Iterat
     for topic in source.topics:
         if source.offered[topic].type.endswith(_COVARIANCES):
             yield f"{topic}: covariances are not packed"
+    for topic, features in source.topics.items():
+        if format_ := features.decoded_format:
+            yield f"{topic}: {format_} images are decoded; only PNG and JPEG can be kept encoded"
     for recording in source.recordings.values():
         with skipping_unreadable():  # raised by `frames`
             for topic in source.videos_of(recording):

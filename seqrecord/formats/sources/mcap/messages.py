@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import struct
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,10 +23,21 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.formats.sources.common.images import UnknownEncodingError, pixels
+from seqrecord.formats.sources.common.images import (
+    EMBEDDED_FORMATS,
+    UnknownEncodingError,
+    embedded_format,
+    foreign_format,
+    pixels,
+)
 from seqrecord.formats.sources.common.points import split_points
 from seqrecord.formats.sources.common.specs import UnsupportedError
 from seqrecord.formats.sources.mcap.bags import Topic
+from seqrecord.formats.sources.mcap.definitions import (
+    MESSAGE_LANGUAGES,
+    check_equal_definitions,
+    message_fields,
+)
 from seqrecord.formats.sources.mcap.protobuf import FIXED32, FIXED64, fields
 from seqrecord.formats.sources.mcap.recordings import Recording
 from seqrecord.store.lazy import import_extra
@@ -33,7 +45,7 @@ from seqrecord.store.lazy import import_extra
 
 @dataclass(frozen=True)
 class Encoded:
-    """The bytes of a PNG or JPEG. Quantized depth is A / (pixel - B), with `inverse` = (A, B)."""
+    """The bytes of an image file. Quantized depth is A / (pixel - B), with `inverse` = (A, B)."""
 
     data: bytes
     inverse: tuple[float, float] | None = None
@@ -121,9 +133,27 @@ def decoder(recording: Recording, name: str) -> Callable[[bytes, Path], Message]
 
 @lru_cache(maxsize=1024)
 def _own_numbers(topic: Topic) -> dict[int, str] | None:
-    """Numbers of the type's fields in the topic's definition, of Protocol Buffers only."""
-    is_protobuf = topic.encoding == "protobuf"
-    return field_numbers(topic.definition, topic.type) if is_protobuf else None
+    """Return the type's fields by number in the topic's definitions; `None` without protobuf.
+
+    Raises `ValueError` if two definitions number a field that is read differently.
+    """
+    if topic.encoding != "protobuf":
+        return None
+    definitions = [definition.data for definition in topic.definitions] or [b""]
+    first_fields, *other_fields = (field_numbers(data, topic.type) for data in definitions)
+    first_numbers = _read_numbers(first_fields, topic.type)
+    for fields_by_number in other_fields:
+        if (numbers := _read_numbers(fields_by_number, topic.type)) != first_numbers:
+            raise ValueError(
+                f"two definitions of {topic.type} number their fields differently: "
+                f"{first_numbers}, and {numbers}"
+            )
+    return first_fields
+
+
+def _read_numbers(fields_by_number: Mapping[int, str], type_name: str) -> dict[str, int]:
+    names = FOXGLOVE_TYPES[type_name]
+    return {name: number for number, name in fields_by_number.items() if name in names}
 
 
 # --- ROS ---------------------------------------------------------------------------------------
@@ -144,19 +174,25 @@ def ros_message(topic: Topic, data: bytes | memoryview) -> Any:
 
 @lru_cache(maxsize=1024)
 def check_definition(topic: Topic) -> None:
-    """Raise `ValueError` if the message's own definition has other fields than the decoder expects.
+    """Raise `ValueError` if a definition of the topic has other fields than the decoder expects.
 
-    Only the message itself is compared, not the nested types after `====`.
+    Of the message itself; fields of nested types must be equal in all definitions.
     """
-    if not topic.definition or topic.definition_encoding not in ("ros1msg", "ros2msg"):
-        return
-    store, version = _store(topic.encoding), 2 if topic.encoding == "cdr" else 1
-    expected_fields = _fields(store.generate_msgdef(topic.type, ros_version=version)[0])
-    if (got := _fields(topic.definition.decode(errors="replace"))) != expected_fields:
-        raise ValueError(
-            f"the definition of {topic.type} differs from ROS's: got {got[:200]}, expected "
-            f"{expected_fields}"
-        )
+    texts = [
+        definition.data.decode(errors="replace")
+        for definition in topic.definitions
+        if definition.language in MESSAGE_LANGUAGES
+    ]
+    if texts:
+        store, version = _store(topic.encoding), 2 if topic.encoding == "cdr" else 1
+        expected_fields = message_fields(store.generate_msgdef(topic.type, ros_version=version)[0])
+        for got in map(message_fields, texts):
+            if got != expected_fields:
+                raise ValueError(
+                    f"the definition of {topic.type} differs from ROS's: got {got[:200]}, expected "
+                    f"{expected_fields}"
+                )
+    check_equal_definitions(topic)
 
 
 def stamp_reader(topic: Topic) -> Callable[[bytes], int] | None:
@@ -211,17 +247,6 @@ def header_times(recording: Recording, topics: Collection[str]) -> dict[str, npt
     return {topic: np.array(stamps, np.int64) for topic, (_, stamps) in stamp_readers.items()}
 
 
-def _fields(definition: str) -> str:
-    """Return the fields as text: `Header header; uint32 height`."""
-    declarations = []
-    for raw in definition.split("=" * 20)[0].splitlines():
-        line = raw.partition("#")[0]
-        words = line.split()
-        if len(words) >= 2 and "=" not in line:  # else a constant
-            declarations.append(f"{words[0].split('/')[-1]} {words[1]}")
-    return "; ".join(declarations)
-
-
 STORES = {"cdr": "ROS2_HUMBLE", "ros1": "ROS1_NOETIC"}
 """Names of rosbags' types by encoding."""
 
@@ -262,7 +287,26 @@ def _compressed_image(message: Any) -> Message:
             raise ValueError(problem) if len(data) < 12 else UnknownEncodingError(problem)
         a_and_b = struct.unpack_from("<ff", data, 4) if encoding == "32FC1" else None
         return {"": Value(Encoded(data[12:], a_and_b), "depth", _DEPTH_UNITS[encoding])}
+    return _encoded_image(data, message.format)
+
+
+def _encoded_image(data: bytes, declared_format: str) -> Message:
+    """Return an image file. Raises `UnknownEncodingError` for a format without a reader.
+
+    The bytes decide. If they are of no image, `declared_format` separates damage from other
+    formats: `rgb8; jpeg compressed bgr8`, `h264`.
+    """
+    if embedded_format(data) is None:
+        words = {*re.findall(r"\w+", declared_format.lower())}
+        unread_format = "" if not words or words & _READ_FORMATS else declared_format
+        if format_ := foreign_format(data) or unread_format:
+            raise UnknownEncodingError(
+                f"unsupported image format {format_[:50]!r}; expected {EMBEDDED_FORMATS}"
+            )
     return {"": Value(Encoded(data), "image")}
+
+
+_READ_FORMATS = frozenset("png jpeg jpg webp bmp tiff tif pbm pgm ppm pnm".split())  # noqa: SIM905
 
 
 def _video(data: bytes, name: Any) -> Message:
@@ -430,7 +474,7 @@ def decode_foxglove(
     message = _json(data) if numbers is None else _protobuf(memoryview(data), numbers)
     image = message.get("data", b"")
     if type_name == "foxglove.CompressedImage":
-        return {"": Value(Encoded(bytes(image)), "image")}
+        return _encoded_image(bytes(image), str(message.get("format", "")))
     if type_name == VIDEOS[1]:
         return _video(bytes(image), str(message.get("format", "")))
     sizes = {name: message.get(name, 0) for name in ("width", "height", "step")}

@@ -55,7 +55,8 @@ class McapSource(TopicSource):
     Supported types: of ROS Image, CompressedImage, CameraInfo, PointCloud2, Imu, JointState,
     PoseStamped, TransformStamped, Twist(Stamped), Wrench(Stamped), Odometry, and String, numbers
     and arrays of std_msgs; of Foxglove (protocol buffers or JSON) RawImage, CompressedImage and
-    CompressedVideo (also as ROS message). Topics of other types are left out, and empty ones,
+    CompressedVideo (also as ROS message). Compressed images are PNG and JPEG, or are decoded: WebP,
+    BMP, TIFF and Netpbm. Topics of other types and image formats are left out, and empty ones,
     unless `map` names them.
 
     The CameraInfo beside an image (`/front/camera_info` for `/front/image_raw`) is its `camera` in
@@ -74,7 +75,7 @@ class McapSource(TopicSource):
         features: names to read, in that order; all by default.
         keep_encoded: keep RGB images as PNG or JPEG.
         clock: topic whose messages make the frames; by default the only image topic, or the only
-            topic.
+            topic, whether `features` selects it or not. Of several, the one in `features`.
         map: topics by feature name, `{"image": "/camera/image_raw"}`; other topics are not read.
         align: `nearest` or `last`.
         tolerance: seconds.
@@ -83,7 +84,7 @@ class McapSource(TopicSource):
             feature `pose.camera_link` float64 [7], its pose in `root_frame`: x, y, z in metres and
             a quaternion x, y, z, w, interpolated between the transforms of `/tf`. A frame without
             transforms within `tolerance` before and after it lacks the pose.
-        root_frame: frame id.
+        root_frame: frame id; a leading slash is ignored, here and in `poses`.
         intrinsics: `constant`: `camera` in the metadata; a camera that changes is an error.
             `frames`: a feature `<image>_intrinsics` float64 [4], fx, fy, cx, cy in pixels.
         exif: `apply` or `ignore` the EXIF orientation of images.

@@ -9,7 +9,7 @@ from itertools import filterfalse
 
 import numpy as np
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.formats.sources.common.aligning import ALIGNMENTS
 from seqrecord.formats.sources.common.originals import FirstError, Originals
 from seqrecord.formats.sources.common.specs import feature_name, select_schema
@@ -123,18 +123,17 @@ class TopicSource(Originals):
     def topics(self) -> dict[str, TopicFeatures]:
         """Features of each selected topic, from its first message with a value."""
         features_by_topic: dict[str, TopicFeatures] = {}
-        names = self.features or ()
         for topic, prefix in self._prefixes.items():
-            if names and not any(f"{n}.".startswith(f"{prefix}.") for n in names):
+            if not self._selects(prefix):
                 continue
             features = None
             with self.unless_unreadable(prefix):
-                features = self._first_features(topic, prefix)
+                features = self._first_features(topic, prefix, self.features)
             if features is not None:
                 features_by_topic[topic] = features
             elif prefix in self.unreadable and (self.map is not None or topic == self.clock):
                 raise self.unreadable[prefix]
-            elif self.map is not None or names:
+            elif self.map is not None or self.features is not None:
                 raise self._topic_error("the selected topic has no messages with values", topic)
         if self.unreadable and not features_by_topic:
             raise next(iter(self.unreadable.values()))
@@ -150,7 +149,14 @@ class TopicSource(Originals):
             )
         return {topic: features for topic, features in features_by_topic.items() if features.specs}
 
-    def _first_features(self, topic: str, prefix: str) -> TopicFeatures | None:
+    def _selects(self, prefix: str) -> bool:
+        """Return whether `features` may name one of the features with this prefix."""
+        names = self.features
+        return names is None or any(f"{name}.".startswith(f"{prefix}.") for name in names)
+
+    def _first_features(
+        self, topic: str, prefix: str, selected_names: Sequence[str] | None
+    ) -> TopicFeatures | None:
         """Return features from the first message with a value; `None` if there is none."""
         errors = FirstError()
         for recording in self.recordings.values():
@@ -164,9 +170,7 @@ class TopicSource(Originals):
                     if not is_start(message):
                         continue
                     image_options = {"keep_encoded": self.keep_encoded, "exif": self.exif}
-                    return TopicFeatures(
-                        prefix, message, path, self.features or None, **image_options
-                    )
+                    return TopicFeatures(prefix, message, path, selected_names, **image_options)
                 if path is not None:
                     raise SourceError("video without a keyframe", file=str(path), got=topic)
         if errors.first is not None:
@@ -183,7 +187,7 @@ class TopicSource(Originals):
         specs |= {spec.name: spec for spec in self.cameras.specs}
         name = self.time_name
         specs[name] = FeatureSpec(name, np.dtype("<i8"), (), kind="timestamp", unit="ns")
-        return select_schema(specs.values(), self.features or None, self.path)
+        return select_schema(specs.values(), self.features, self.path)
 
     def schema(self) -> Schema:
         return self._schema
@@ -209,18 +213,41 @@ class TopicSource(Originals):
 
     @cached_property
     def clock_topic(self) -> str:
+        """The option `clock`; else the only image topic or the only topic, of all or selected ones.
+
+        All topics come first, since a recording's frames must not depend on the selected features.
+        """
         if self.clock is not None:
             if self.clock not in self.offered:
                 raise self._topic_error("no such clock topic", self.clock)
             return self.clock
-        images = [t for t in self.topics if self.offered[t].type.endswith(_IMAGES)]
-        for candidates in (images, [*self.topics]):
-            if len(candidates) == 1:
-                return candidates[0]
+        for topics in (self._readable_topics, [*self.topics]):
+            images = [topic for topic in topics if self.offered[topic].type.endswith(_IMAGES)]
+            for candidates in (images, topics):
+                if len(candidates) == 1:
+                    return candidates[0]
         raise self._topic_error(
             "no clock topic; choose the one that makes frames (--source-option clock=TOPIC)",
-            ", ".join(self.topics) or "no topic with messages",
+            ", ".join(self._readable_topics) or "no topic with messages",
         )
+
+    @cached_property
+    def _readable_topics(self) -> list[str]:
+        """The topics that are read without `features`."""
+        return [
+            topic
+            for topic, prefix in self._prefixes.items()
+            if topic in self.topics
+            or (self.features is not None and self._is_readable(topic, prefix))
+        ]
+
+    def _is_readable(self, topic: str, prefix: str) -> bool:
+        try:
+            return self._first_features(topic, prefix, None) is not None
+        except MissingPackageError:  # the clock must not depend on installed packages
+            return True
+        except SourceError:  # left out without `features`, or damaged
+            return False
 
     def why_unreadable(self, topic: str) -> str:
         """The reason that messages of a topic cannot be read; empty if they can."""

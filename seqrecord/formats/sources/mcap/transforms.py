@@ -80,7 +80,8 @@ class TransformTree:
 
     def add(self, transform: Transform) -> None:
         """Add a transform; of equal times the last one counts. Raises `ValueError` if invalid."""
-        parent, child, time, pose = transform
+        time, pose = transform.time, transform.pose
+        parent, child = _frame_id(transform.parent), _frame_id(transform.child)
         if self._parents.setdefault(child, parent) != parent:
             raise ValueError(f"frame {child} has two parents, {self._parents[child]} and {parent}")
         if not all(map(math.isfinite, pose[:3])):  # tracking failed: frames lack the pose
@@ -100,6 +101,7 @@ class TransformTree:
         linearly and rotations along the shortest arc. Raises `SourceError` if the frames are not
         connected.
         """
+        frame, root = _frame_id(frame), _frame_id(root)
         frame_path, root_path = self._ancestors(frame), self._ancestors(root)
         while frame_path and root_path and frame_path[-1] == root_path[-1]:
             frame_path, root_path = frame_path[:-1], root_path[:-1]
@@ -160,6 +162,11 @@ class TransformTree:
         return interpolated
 
 
+def _frame_id(name: str) -> str:
+    """Return a frame id without the slash of tf 1, as tf2 does: `/map` is `map`."""
+    return name.lstrip("/")
+
+
 def _between(first_poses: Floats, second_poses: Floats, share: Floats) -> Floats:
     """Interpolate linearly and by slerp (Shoemake 1985); `share` [N] from 0 to 1."""
     share = share[:, None]
@@ -208,7 +215,7 @@ def _transforms(topic: Topic, data: bytes) -> list[Transform]:
     message = ros_message(topic, data)
     return [
         Transform(
-            *(transform.header.frame_id.lstrip("/"), transform.child_frame_id.lstrip("/")),
+            *(transform.header.frame_id, transform.child_frame_id),
             *(
                 transform.header.stamp.sec * 10**9 + transform.header.stamp.nanosec,
                 pose_of(transform.transform),

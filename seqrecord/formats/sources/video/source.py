@@ -241,7 +241,7 @@ class VideoSource(InPlace):
     @cached_property
     def _schema(self) -> Schema:
         offered = dict.fromkeys([*(n for files in self._files.values() for n in files), _TIME])
-        names = select_names(offered, self.features or None, self.path, "no such feature")
+        names = select_names(offered, self.features, self.path, "no such feature")
         return Schema([self._spec(name) for name in names])
 
     def _spec(self, name: str) -> FeatureSpec:
