@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import RldsSource, Source
+from seqrecord.sources import RldsSource, Source, inventory_of
 from tests.formats.tf_records import example, sequence_example, write_records
 from tests.kit.bags import png
 from tests.kit.lerobot_video_data import unpack as unpack_golden
@@ -241,6 +241,19 @@ def test_a_bad_first_record_of_the_only_shard(tmp_path: Path) -> None:
     [shard] = root.glob("*.tfrecord-*")
     shard.write_bytes(flipped(30)(shard.read_bytes()))
     check_refused(open_source(root), ["train/000000"], "checksum mismatch of a record;")
+
+
+def test_images_of_an_unsupported_format_are_left_out(tmp_path: Path) -> None:
+    image = {"image": {"dtype": "uint8", "shape": {"dimensions": ["2", "2", "3"]}}}
+    avif = b"\0\0\0\x20ftypavif" + bytes(40)
+    record = example({"steps/state": [1.0, 2.0], "steps/image": [avif]})
+    root = write_set(tmp_path, [record], {**STATE, "image": image})
+    source = open_source(root)
+    [frame] = frames_of(source)
+    assert [*frame] == [*source.schema()] == ["state"]
+    assert any("got: AVIF" in str(row) for row in inventory_of(source).left_out_data)
+    with pytest.raises(SourceError, match=r"unsupported image format; .*feature: image; .*PNG"):
+        open_source(root, features=["image"]).schema()
 
 
 def test_damaged_files(tmp_path: Path) -> None:

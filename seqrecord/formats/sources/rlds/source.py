@@ -140,7 +140,7 @@ class RldsSource(Originals):
         return read_features(self._folder / FEATURES)
 
     @cached_property
-    def _selected_features(self) -> tuple[RldsFeature, ...]:
+    def _requested_features(self) -> tuple[RldsFeature, ...]:
         path, offered = (
             self._folder / FEATURES,
             {feature.name: feature for feature in self._features.steps},
@@ -158,12 +158,19 @@ class RldsSource(Originals):
                         got=f"{feature.name} ({feature.kind})"[:300],
                     )
                 features.append(feature)
-        self.check_any(features)
         return tuple(features)
 
     @cached_property
     def _schema(self) -> Schema:
-        return Schema([self._spec(feature) for feature in self._selected_features])
+        requested = {feature.name: feature for feature in self._requested_features}
+        specs = self.specs_of(requested, lambda _, feature: self._spec(feature))
+        self.check_any(specs)
+        return Schema(specs)
+
+    @cached_property
+    def _selected_features(self) -> tuple[RldsFeature, ...]:
+        requested_features = self._requested_features
+        return tuple(feature for feature in requested_features if feature.name in self._schema)
 
     def _spec(self, feature: RldsFeature) -> FeatureSpec:
         path = self._folder / FEATURES
