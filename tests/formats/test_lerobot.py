@@ -390,10 +390,15 @@ def test_broken_lines_of_episodes(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match=match):
             open_source(root, features=["action"]).episodes()
     edit_info(root, total_episodes=1, total_frames=5, total_tasks=1, splits={"train": "0:1"})
-    (root / "meta/tasks.jsonl").write_text('{"task_index": "0", "task": "pick"}')
     (root / "meta/episodes.jsonl").write_text('{"episode_index": 0, "tasks": [], "length": 5}')
-    with pytest.raises(SourceError, match="invalid task"):
-        frames_of(open_source(root), "episode_000000")
+    tasks = ['{"task_index": 0, "task": "pick"}', '{"task_index": 0, "task": "place"}']
+    for text, match in (
+        ('{"task_index": "0", "task": "pick"}', "invalid task"),
+        ("\n".join(tasks), "two texts have one number.*0: 'pick', 'place'"),
+    ):
+        (root / "meta/tasks.jsonl").write_text(text)
+        with pytest.raises(SourceError, match=match):
+            frames_of(open_source(root), "episode_000000")
     assert len(frames_of(open_source(root, features=["action"]), "episode_000000")) == 5
 
 

@@ -245,7 +245,9 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
             key, value = row.get(number), row.get(text, row.get("__index_level_0__"))
             if not isinstance(key, int) or not isinstance(value, str):
                 raise _invalid_value(text, "a number and a text", row)
-            texts[key] = value
+            if texts.setdefault(key, value) != value:
+                got = f"{key}: {texts[key][:100]!r}, {value[:100]!r}"
+                raise SourceError("two texts have one number", expected=f"{number} once", got=got)
         return texts
 
 
