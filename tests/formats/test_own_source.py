@@ -225,7 +225,7 @@ def test_names_that_are_no_times(tmp_path: Path) -> None:
     TIMED["folders"].write(tmp_path / "timed", GAP)
     (tmp_path / "timed" / "e").rename(tmp_path / "in" / "e")
     source = seqrecord.open_source(tmp_path / "in", features=["rgb"])
-    with pytest.raises(SourceError, match="has no times.*episode: a; expected: 3 times"):
+    with pytest.raises(SourceError, match=r"has no times.*episode: a; expected: 3 times"):
         convert(source, tmp_path / "r", **options)
     report = convert(source, tmp_path / "r", skip_bad_episodes=True, **options)
     assert report.written == ("e/0", "e/1")
@@ -242,7 +242,7 @@ def test_exported_frames_without_their_timestamp(tmp_path: Path) -> None:
     for fps, kept in ((10, 10), (20, None)):
         convert(source, tmp_path / f"{fps}", workers=1, fps=fps)
         assert seqrecord.open(tmp_path / f"{fps}").episodes["e"].fps == kept
-    with pytest.raises(SourceError, match="has no times.*got: 5 finite numbers"):
+    with pytest.raises(SourceError, match=r"has no times.*got: 5 finite numbers"):
         convert(source, tmp_path / "r", workers=1, split_at_gaps=0.5)
 
 

@@ -402,7 +402,7 @@ def test_the_scale_without_padding(records: Path, to: str, p: int) -> None:
 @pytest.mark.parametrize("p", [0, 1])
 def test_the_scale_behind_a_padded_reference(records: Path, p: int) -> None:
     """The first frame behind the padding counts, unless it is the reference again."""
-    windows = dict.fromkeys(IMAGES, [-2, 0, 1])
+    windows = dict.fromkeys(IMAGES, (-2, 0, 1))
     options: dict[str, Any] = {"shuffle": False, "features": [*IMAGES], "batch_size": 1}
     options |= {"windows": windows, "pad": "before", "clip_transform": HorizontalFlip(p)}
     metric, scaled = (

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+import seqrecord
 from seqrecord import (
     ClipError,
     Dataset,
@@ -509,9 +510,7 @@ def write_sparse(path: Path) -> None:
         for name in SPARSE
     }
     features = {"time": {"kind": "timestamp", "unit": "ns"}}
-    episodes = {
-        str(number): columns(time=sparse_stamps(number), **values) for number in range(3)
-    }
+    episodes = {str(number): columns(time=sparse_stamps(number), **values) for number in range(3)}
     write_dataset(path, episodes, features=features, fps=10)
 
 
@@ -569,7 +568,7 @@ def test_clips_up_to_the_ends_of_an_episode(tmp_path: Path, drift: float, explic
         assert values == [[start + first, start + last] for start in starts]
 
 
-def write_loop(path: Path, episodes: dict[str, npt.NDArray[np.float64]]) -> Path:
+def write_loop(path: Path, episodes: dict[str, npt.NDArray[np.floating[Any]]]) -> Path:
     """Episodes with timestamps in seconds that keep the declared rate of 10 fps."""
     frames = {key: columns(time=at, a=np.arange(len(at))) for key, at in episodes.items()}
     write_dataset(path, frames, features={"time": {"kind": "timestamp", "unit": "s"}}, fps=10)

@@ -238,7 +238,7 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
     number = f"{text}_index"
     place = root / (SUBTASKS if column == SUBTASK_INDEX else TASKS[info.version])
     with located(SourceError, file=str(place)):
-        texts = {}
+        texts = dict[int, str]()
         max_rows = None if text == "subtask" else info.totals.get("total_tasks")
         for row in _rows(place, max_rows=max_rows):
             # pandas stores the text as the index, named `__index_level_0__` or like the column.

@@ -294,8 +294,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             raise SourceError("no such episode", file=str(self.root))
         if (earlier_file := info.metadata.get(_EARLIER_FILE)) is not None:
             raise SourceError(
-                "the samples of an episode are not consecutive; repack them with "
-                "`tar --sort=name`",
+                "the samples of an episode are not consecutive; repack them with `tar --sort=name`",
                 file=str(path),
                 offset=offset,
                 expected="one sequence of samples in one tar file",
