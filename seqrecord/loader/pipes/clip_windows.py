@@ -17,16 +17,21 @@ from seqrecord.store.clips.frames import (
     AnchoredWindow,
     ClipFrames,
     ClipKeys,
-    ClipUse,
     ClipWindow,
     MissingFrames,
     NearestWindow,
     OffsetWindow,
     SampleValues,
-    offset_range,
 )
 from seqrecord.store.clips.grids import distinct
-from seqrecord.store.clips.tables import ClipSpec, ClipTable, IntArray, enumerate_clips
+from seqrecord.store.clips.tables import (
+    ClipSpec,
+    ClipTable,
+    ClipUse,
+    IntArray,
+    enumerate_clips,
+    offset_range,
+)
 from seqrecord.store.clips.windows import At, Next, Seconds, describe_offsets
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset

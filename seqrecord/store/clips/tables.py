@@ -12,7 +12,7 @@ If frame 4 is missing, only start 1 is dropped: the other two do not use it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
 
@@ -20,16 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.store.clips.frames import (
-    COPIES,
-    ClipKeys,
-    ClipUse,
-    MissingFrames,
-    Starts,
-    excluded_intervals,
-    merged_intervals,
-    offset_range,
-)
+from seqrecord.store.clips.frames import COPIES, FAR, ClipKeys, MissingFrames, merged_intervals
 from seqrecord.store.clips.grids import ChunkGrid, IntArray, distinct, frame_keys, split_keys
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.text import repr_of
@@ -340,6 +331,87 @@ class ClipTable:
     @cached_property
     def _run_keys(self) -> IntArray:
         return frame_keys(self.episode, self.first_start)
+
+
+@dataclass(frozen=True, eq=False)
+class ClipUse:
+    """Frames that clips use of some features: `start + offsets`, int64[T]; and missing frames."""
+
+    offsets: IntArray
+    gaps: MissingFrames
+
+
+@dataclass(frozen=True, eq=False)
+class Starts:
+    """Possible starts of clips: `num_starts` in each selected episode, int64[selected].
+
+    Starts are numbered consecutively over the selected episodes.
+    """
+
+    first_start: int
+    stride: int
+    selected: IntArray
+    num_frames: IntArray  # of the selected episodes
+    num_starts: IntArray
+
+    def number(self, owner: IntArray, frame: IntArray) -> IntArray:
+        """Number of possible starts before these frames of the selected episodes `owner`."""
+        rank = -((self.first_start - frame) // self.stride)
+        base = (np.cumsum(self.num_starts) - self.num_starts)[owner]
+        return np.clip(rank, 0, self.num_starts[owner]) + base
+
+
+def offset_range(offsets: Iterable[IntArray]) -> tuple[int, int]:
+    """Number of frames required before and after a clip's start for all these offsets."""
+    frame_offsets = np.concatenate([np.zeros(1, np.int64), *offsets])
+    return -int(frame_offsets.min()), int(frame_offsets.max())
+
+
+def excluded_intervals(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArray, IntArray]:
+    """Intervals of possible clips that use a missing frame, numbered over all selected episodes.
+
+    Missing frames `[a, b)` exclude the starts `[a - offset, b - offset)` for each offset: separate
+    intervals if the run is shorter than the distance of offsets, else one. The first frame of an
+    episode also represents the frames before it, and the last one those after it, if clips are
+    padded.
+    """
+    selected, owners, firsts, stops = starts.selected, [], [], []
+    for use in uses:
+        place = np.searchsorted(selected, use.gaps.episode)
+        is_selected = place < len(selected)
+        is_selected[is_selected] = selected[place[is_selected]] == use.gaps.episode[is_selected]
+        place, start = place[is_selected], use.gaps.start[is_selected]
+        if not len(place):
+            continue
+        stop = use.gaps.stop[is_selected]
+        length = stop - start
+        start = np.where(start == 0, -FAR, start)
+        stop = np.where(stop == starts.num_frames[place], FAR, stop)
+        for offset, step, count in _progressions(use.offsets):
+            is_long = length >= step
+            owners += [place[is_long], np.tile(place[~is_long], count)]
+            use_offsets = offset + np.arange(count)[:, None] * step
+            firsts += [
+                start[is_long] - (offset + (count - 1) * step),
+                (start[~is_long] - use_offsets).ravel(),
+            ]
+            stops += [stop[is_long] - offset, (stop[~is_long] - use_offsets).ravel()]
+    if not owners:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    owner, first_frame, stop = map(np.concatenate, (owners, firsts, stops))
+    return starts.number(owner, first_frame), starts.number(owner, stop)
+
+
+def _progressions(offsets: IntArray) -> list[tuple[int, int, int]]:
+    """Split offsets into arithmetic progressions: first offset, step and count of each."""
+    values, progressions = np.unique(offsets).tolist(), []
+    while values:
+        step = values[1] - values[0] if len(values) > 1 else 1
+        count = next((i for i in range(1, len(values)) if values[i] - values[i - 1] != step), None)
+        count = len(values) if count is None else count
+        progressions.append((values[0], step, count))
+        values = values[count:]
+    return progressions
 
 
 def enumerate_clips(

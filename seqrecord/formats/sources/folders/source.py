@@ -218,10 +218,8 @@ class FolderSource(NumberedFrames, ScannedSource):
         rows_by_episode = {episode.path: RowFiles(0) for episode in self._episodes}
         for episode in self._plain:
             with skipping_unreadable():
-                used_names, num_frames = (
-                    {*episode.folders, *episode.arrays},
-                    self._num_frames(episode),
-                )
+                used_names = {*episode.folders, *episode.arrays}
+                num_frames = self._num_frames(episode)
                 row_files = find_rows(episode.path, episode.rows, used_names, num_frames)
                 for name, rows in row_files.features.items():
                     row_files.features[name] = replace(rows, values=None)
