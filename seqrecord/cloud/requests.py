@@ -66,9 +66,17 @@ class FsspecReader:
         check_path(path)
         parts = plan(ranges, buffers, max_gap=0, max_bytes=sys.maxsize)
         if not parts:
-            self._size_and_tag(path)  # raises if the file is missing
+            self._size_of_version(path)  # raises if the file is missing
         for byte_ranges, views in parts:
             self.read(path, (ByteRange(byte_ranges[0].start, byte_ranges[-1].stop), views))
+
+    def _size_of_version(self, path: str) -> int:
+        """Like `size`, but later reads still accept the present version only."""
+        full = self.full(path)
+        tag, size = self._tags.get(full), self.size(path)
+        if tag is not None:
+            self._tags[full] = tag
+        return size
 
     def _size_and_tag(self, path: str) -> tuple[int, str | None]:
         full, shown = self.full(path), f"{self._shown}/{path}"
@@ -121,7 +129,7 @@ class FsspecReader:
 
         Checks the file's size: the file may end there, or a retry may return the rest.
         """
-        if self._size_and_tag(path)[0] < byte_range.stop:  # of the version that is read
+        if self._size_of_version(path) < byte_range.stop:
             return short_read(file, byte_range, got)
         return TransientError(
             "an answer was cut",

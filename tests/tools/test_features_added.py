@@ -490,7 +490,7 @@ def test_renamed_features(tmp_path: Path) -> None:
         }
         window = seqrecord.Seconds([-1.125, 0.0], timestamps="time")
         clips = seqrecord.SeqRecordPipe(dataset, windows={"x": window}, shuffle=False)
-        assert len([*clips]) == 4
+        assert len([*clips]) == 6
     frame = {"y": np.ones(4, "<f4"), "x": np.zeros(4, "<f4"), "time": np.float64(0)}
     write_dataset(path, {"c": [frame]}, mode="append")
     check(path, {**expected, "c": [{"x": [0.0], "y": [1.0], "time": [0.0]}]})
