@@ -28,6 +28,7 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.text import counted
 
 _MOST_BYTES = 16 << 20  # timestamps cached in memory
+_ROUNDING = 1e-9  # of a time
 
 
 def with_clock(
@@ -176,8 +177,8 @@ class Timestamps:
             seconds.out_of_range == "pad",
             first_offset=self._bounds(first)[0],
             last_offset=self._bounds(last)[1],
-            frames_before=self._frames_beyond(-first - slack),
-            frames_after=self._frames_beyond(last - slack),
+            frames_before=self._frames_beyond(-first - max(slack, _ROUNDING * abs(first))),
+            frames_after=self._frames_beyond(last - max(slack, _ROUNDING * abs(last))),
             clock=self,
             outside_tolerance=outside,
         )
