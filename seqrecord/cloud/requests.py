@@ -108,8 +108,10 @@ class FsspecReader:
         shown, full, data = f"{self._shown}/{path}", self.full(path), b""
         if size := self.size(path):  # no range of an empty file can be requested
             if size <= limit:
-                data = self.clients.ask(shown, lambda fs: _cat(fs, full, 0, limit + 1))
-                data, size = bytes(data), len(data)  # the file may have been replaced
+                data = bytes(self.clients.ask(shown, lambda fs: _cat(fs, full, 0, limit + 1)))
+                if len(data) < size and len(data) < self._size_of_version(path):
+                    raise _cut_answer(shown, ByteRange(0, size), len(data))
+                size = len(data)  # the file may have been replaced
             if size > limit:
                 raise too_large(shown, limit, size)
         return data
@@ -131,13 +133,17 @@ class FsspecReader:
         """
         if self._size_of_version(path) < byte_range.stop:
             return short_read(file, byte_range, got)
-        return TransientError(
-            "an answer was cut",
-            file=file,
-            offset=byte_range.start,
-            expected=f"{byte_range.length} bytes",
-            got=f"{got} bytes",
-        )
+        return _cut_answer(file, byte_range, got)
+
+
+def _cut_answer(file: str, byte_range: ByteRange, got: int) -> TransientError:
+    return TransientError(
+        "an answer was cut",
+        file=file,
+        offset=byte_range.start,
+        expected=f"{byte_range.length} bytes",
+        got=f"{got} bytes",
+    )
 
 
 def fill(views: Iterable[memoryview], chunks: Iterable[Buffer]) -> int:

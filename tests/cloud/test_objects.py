@@ -377,6 +377,16 @@ def test_name_and_password_of_a_web_server(tmp_path: Path, user: str) -> None:
             storage.size("a")
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_cut_answer_is_not_the_whole_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(DATA)
+    cuts = list[int]()
+    with WebFolder(tmp_path) as server, closing(open_storage(server.endpoint)) as storage:
+        server.least_cut, server.cut = 100, lambda: cuts.append(len(cuts))
+        assert storage.read_whole("a", len(DATA) + 10)[0] == DATA
+    assert cuts == [0]
+
+
 def test_a_web_server_is_not_written_to(tmp_path: Path) -> None:
     with WebFolder(tmp_path) as server, closing(open_storage(server.endpoint)) as storage:
         for write in (

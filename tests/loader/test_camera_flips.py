@@ -421,6 +421,22 @@ def test_the_scale_behind_a_padded_reference(records: Path, p: int) -> None:
         assert batch["camera_scale"].item() == pytest.approx(mean, rel=1e-12), start
 
 
+def test_the_scale_without_repeated_frames(records: Path) -> None:
+    """A frame in the camera of the same frame is no step."""
+    options: dict[str, Any] = {"features": [*IMAGES], "windows": dict.fromkeys(IMAGES, (0, 0, 1))}
+    metric, scaled = (
+        seqrecord.SeqRecordMapDataset(
+            records,
+            **options,
+            camera=Camera(dtype="float64", relative=RelativePose("consecutive", scale=scale)),
+        )
+        for scale in ("metric", "mean_translation")
+    )
+    for number in range(len(metric)):
+        steps = [metric[number][f"{image}_pose"][2, :3, 3].norm().item() for image in IMAGES]
+        assert scaled[number]["camera_scale"].item() == pytest.approx(np.mean(steps), rel=1e-12)
+
+
 @pytest.mark.parametrize("p", [0, 1])
 @pytest.mark.parametrize("to", ["first", "consecutive"])
 def test_scales_that_are_unknown(tmp_path: Path, records: Path, to: str, p: int) -> None:

@@ -61,14 +61,14 @@ def _seen_from(reference: FloatArray, poses: FloatArray) -> FloatArray:
 def mean_translations(cameras: Mapping[str, ClipPoses], to: str) -> FloatArray:
     """The mean distance of the known poses of each clip, float64 [n]; NaN if none is known.
 
-    Without padding, and without the reference itself: the first frame of the first image, or of
-    each frame the one before it.
+    Without padding, steps from padding, and the reference itself: the first frame of the first
+    image, or of each frame the one before it.
     """
     lengths, masks = [], []
     for number, (poses, is_missing, is_pad, frames) in enumerate(cameras.values()):
         is_left_out = is_missing | is_pad
         if to == CONSECUTIVE:
-            is_left_out[:, 1:] |= is_pad[:, :-1]
+            is_left_out[:, 1:] |= is_pad[:, :-1] | (frames[:, 1:] == frames[:, :-1])
         elif number == 0:
             is_left_out |= frames == frames[:, :1]
         lengths.append(np.linalg.norm(poses[..., :3, 3], axis=-1))

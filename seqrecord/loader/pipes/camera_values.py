@@ -40,10 +40,10 @@ class RelativePose:
             "consecutive": the pose of each frame in the camera of the frame before it; the first
             frame has none.
         scale: the length by which positions are divided; `camera_scale` has it. "metric" (default):
-            1. "mean_translation": the mean distance of the known poses, without padding and the
-            reference itself. "median_depth": the median of the depth map of the first frame of the
-            first image, where it is above 0; this frame is read for each clip, also if the depth is
-            not in `features`. A scale that is 0 or unknown is 1, and true in
+            1. "mean_translation": the mean distance of the known poses, without padding, steps from
+            padding, and the reference itself. "median_depth": the median of the depth map of the
+            first frame of the first image, where it is above 0; this frame is read for each clip,
+            also if the depth is not in `features`. A scale that is 0 or unknown is 1, and true in
             `camera_scale_is_missing`.
     """
 

@@ -14,7 +14,8 @@ from tests.kit.services.local_server import Handler, LocalServer
 class WebFolder(LocalServer):
     """Serves the files of `folder`; `sent` counts bytes of bodies, `connections` counts
     connections. `user` is `NAME:PASSWORD` that requests must have. Without `if_match`, that
-    header is ignored. `cut` is called before the next large range, which has its first half only.
+    header is ignored. `cut` is called before the next range of more than `least_cut` bytes, which
+    has its first half only.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class WebFolder(LocalServer):
         self.if_match = if_match
         self.sent = self.connections = 0
         self.cut: Callable[[], object] | None = None
+        self.least_cut = 1 << 16
         super().__init__(_Handler)
 
 
@@ -61,18 +63,18 @@ class _Handler(Handler):
             self.send(412)
             return
         if self.server.ranges:
-            self.cut_range()
+            self.cut_range(len(data))
             self.send_range(data, headers)
         else:
             self.send(200, data, headers)
 
-    def cut_range(self) -> None:
+    def cut_range(self, size: int) -> None:
         """Answer with half of a large range, if the server shall."""
         numbers = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if numbers is None or self.server.cut is None:
             return
-        start, last = map(int, numbers.groups())
-        if last - start > 1 << 16:
+        start, last = int(numbers[1]), min(int(numbers[2]), size - 1)
+        if last - start > self.server.least_cut:
             self.server.cut()
             self.server.cut = None
             self.headers.replace_header("Range", f"bytes={start}-{(start + last) // 2}")
