@@ -41,6 +41,7 @@ from seqrecord.store.originals.protocol import (
     Source,
     blocks_of,
     chunks_of,
+    timestamps_of,
     videos_of,
 )
 from seqrecord.store.processes.threads import check_room
@@ -366,11 +367,10 @@ def _write_frames(
 
 def _check_rate(files: RecordFileWriter, job: Job, info: EpisodeInfo) -> None:
     """Compare the episode's fps with its times, if no feature of the dataset has them."""
-    timestamps = getattr(job.source, "timestamps", None)
-    if info.fps is None or timestamps is None or clock_of(job.schema) is not None:
+    if info.fps is None or clock_of(job.schema) is not None:
         return
     with boundary(episode=info.key):
-        times = timestamps(info)
+        times = timestamps_of(job.source, info)
     if times is not None:
         files.check_times(times)
 

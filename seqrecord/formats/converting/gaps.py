@@ -18,7 +18,7 @@ from seqrecord.in_place.remote_source import narrowed
 from seqrecord.store.feature_kinds import size_in
 from seqrecord.store.format.time_spans import clock_of, is_plausible
 from seqrecord.store.originals.inventory import format_of
-from seqrecord.store.originals.protocol import EpisodeInfo, Source, blocks_of
+from seqrecord.store.originals.protocol import EpisodeInfo, Source, blocks_of, timestamps_of
 from seqrecord.store.schema import Block, Frame, Schema
 from seqrecord.store.text import counted, repr_of
 from seqrecord.video.gops import Gop
@@ -86,7 +86,7 @@ class SplitSource:
 
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64] | None:
         part = self._parts.get(info.key)
-        times = _times_of(self.source, info if part is None else part.episode)
+        times = timestamps_of(self.source, info if part is None else part.episode)
         return times if part is None or times is None else times[part.span.start : part.span.stop]
 
 
@@ -209,13 +209,6 @@ def split_at_gaps(
     return kind(source, parts), note, bad
 
 
-def _times_of(source: Any, info: EpisodeInfo) -> npt.NDArray[np.float64] | None:
-    """Times of an episode's frames in seconds, from the source's method; `None` without any."""
-    timestamps = getattr(source, "timestamps", None)
-    times: npt.NDArray[np.float64] | None = None if timestamps is None else timestamps(info)
-    return times
-
-
 def _has_times(source: Source, episodes: Sequence[EpisodeInfo]) -> bool:
     """Whether the source has times of any episode beside its features."""
     if getattr(source, "timestamps", None) is None:
@@ -223,7 +216,7 @@ def _has_times(source: Source, episodes: Sequence[EpisodeInfo]) -> bool:
     for info in episodes:
         try:
             with boundary(episode=info.key):
-                if _times_of(source, info) is not None:
+                if timestamps_of(source, info) is not None:
                     return True
         except SourceError:
             return True  # reading its times raises the error again
@@ -232,7 +225,7 @@ def _has_times(source: Source, episodes: Sequence[EpisodeInfo]) -> bool:
 
 def _finite_times(source: Source, info: EpisodeInfo) -> npt.NDArray[np.float64]:
     """Times of an episode's frames; raises `SourceError` if a frame has none."""
-    times = _times_of(source, info)
+    times = timestamps_of(source, info)
     if times is None or not np.isfinite(times).all():
         raise SourceError(
             "the episode has no times, by which episodes are split",

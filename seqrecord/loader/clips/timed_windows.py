@@ -18,6 +18,7 @@ from seqrecord.store.feature_kinds import size_in
 from seqrecord.store.format.frame_rates import MAX_DRIFT, MAX_EXTRA, MAX_OFF
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.time_spans import (
+    EpisodeTimeSpans,
     clock_of,
     is_plausible,
     is_timestamp,
@@ -118,7 +119,7 @@ class Timestamps:
     """
 
     def __init__(self, dataset: Dataset, feature: str, selected: IntArray) -> None:
-        schema, time_spans = dataset.contents.index.schema, dataset.contents.index.time_spans
+        schema = dataset.contents.index.schema
         if (spec := schema.get(feature)) is None:
             raise ClipError(
                 "Seconds use an unknown feature",
@@ -140,7 +141,7 @@ class Timestamps:
         self._selected = selected[dataset.contents.index.num_frames[selected] > 1]
         self._read: dict[int, npt.NDArray[np.float64]] = {}
         self._read_bytes = 0
-        assert time_spans is not None, "an index without time spans"
+        time_spans = self._time_spans
         if len(unknown := time_spans.unknown(self._selected, self._place)):
             raise ClipError(
                 "timestamps do not ascend, or are missing in a frame",
@@ -215,32 +216,38 @@ class Timestamps:
 
     def _bounds(self, time: float) -> tuple[int, int]:
         """Return minimum and maximum frame offset of the frame nearest to a time."""
-        time_spans = self._dataset.contents.index.time_spans
-        if not time or time_spans is None:
+        if not time:
             return 0, 0
         near = 0  # for episodes of a single frame
         if len(self._selected):
-            nearest, _ = time_spans.frames_within(
-                self._selected, self._place, abs(time) / self._unit
-            )
+            nearest, _ = self._frames_within(abs(time))
             near = int(nearest.min())
         far = self._frames_beyond(abs(time))
         return (near, far) if time > 0 else (-far, -near)
 
     def _frames_beyond(self, time: float) -> int:
         """Return a number of frames that lasts longer than `time` everywhere; 0 for none."""
-        time_spans = self._dataset.contents.index.time_spans
-        if time <= 0 or time_spans is None:
+        if time <= 0:
             return 0
-        _, furthest = time_spans.frames_within(self._selected, self._place, time / self._unit)
+        _, furthest = self._frames_within(time)
         return int(furthest.max(initial=0)) + 1
+
+    def _frames_within(self, time: float) -> tuple[IntArray, IntArray]:
+        """See `EpisodeTimeSpans.frames_within`; for the selected episodes and a time in seconds."""
+        return self._time_spans.frames_within(self._selected, self._place, time / self._unit)
 
     def _least_step(self) -> float:
         """Return the shortest time between two frames; 0 for episodes of a single frame."""
-        time_spans = self._dataset.contents.index.time_spans
-        if not len(self._selected) or time_spans is None:
+        if not len(self._selected):
             return 0.0
-        return float(time_spans.min_growth[self._selected, self._place, 0].min()) * self._unit
+        growth = self._time_spans.min_growth[self._selected, self._place, 0]
+        return float(growth.min()) * self._unit
+
+    @property
+    def _time_spans(self) -> EpisodeTimeSpans:
+        time_spans = self._dataset.contents.index.time_spans
+        assert time_spans is not None, "an index without time spans"
+        return time_spans
 
 
 def _keep_rate(index: Index, clock: str, selected: IntArray) -> bool:

@@ -42,7 +42,13 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.store.clips.grids import IntArray, distinct, frame_keys, split_keys
+from seqrecord.store.clips.grids import (
+    IntArray,
+    distinct,
+    frame_keys,
+    nearest_frames,
+    split_keys,
+)
 from seqrecord.store.processes.forks import cached_property
 
 UNKNOWN = -1
@@ -505,11 +511,7 @@ class TimedWindow(ClipWindow):
         stamps, tolerance = self.clock.seconds(row), self.tolerance
         last_frame = len(stamps) - 1
         requested_times = stamps[start][:, None] + np.array(self.times)
-        later = np.clip(np.searchsorted(stamps, requested_times), 0, last_frame)
-        earlier = np.maximum(later - 1, 0)
-        frames = np.where(
-            requested_times - stamps[earlier] <= stamps[later] - requested_times, earlier, later
-        )
+        frames = nearest_frames(requested_times, stamps)
         is_inside = (requested_times >= stamps[0]) & (requested_times <= stamps[-1])
         largest = np.full_like(requested_times, tolerance)
         if self.outside_tolerance is not None:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from seqrecord.store.processes.forks import cached_property
 
 IntArray = npt.NDArray[np.int64]
+Reals = npt.NDArray[np.float64]
 
 _CHUNKS_AT_ONCE = 1 << 18
 
@@ -263,6 +264,19 @@ def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     is_new = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=is_new[1:])
     return values[is_new]
+
+
+def nearest_frames(times: Reals, frame_times: Reals) -> IntArray:
+    """The frame nearest to each time, the earlier if two are; int64 with the shape of `times`.
+
+    `frame_times`, float64 [frames], at least one, ascend.
+    """
+    later = np.searchsorted(frame_times, times).clip(0, len(frame_times) - 1)
+    earlier = (later - 1).clip(0)
+    nearest: IntArray = np.where(
+        times - frame_times[earlier] <= frame_times[later] - times, earlier, later
+    )
+    return nearest
 
 
 def run_bounds(*columns: IntArray, constant: IntArray | None = None) -> list[int]:

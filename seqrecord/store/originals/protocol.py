@@ -6,6 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
 from seqrecord.errors import SourceError
 from seqrecord.store.format.inventory import Inventory
 from seqrecord.store.format.manifest import CopiedFiles
@@ -203,6 +206,13 @@ def videos_of(source: Source, info: EpisodeInfo) -> Mapping[str, Iterable[Any]]:
     """Return the parts of an episode's videos by feature, if the source has a method `videos`."""
     videos: Callable[[EpisodeInfo], Mapping[str, Any]] | None = getattr(source, "videos", None)
     return {} if videos is None else videos(info)
+
+
+def timestamps_of(source: Source, info: EpisodeInfo) -> npt.NDArray[np.float64] | None:
+    """Return an episode's frame times in seconds, if the source has a method `timestamps`."""
+    timestamps: Callable[[EpisodeInfo], Any] | None = getattr(source, "timestamps", None)
+    times: npt.NDArray[np.float64] | None = None if timestamps is None else timestamps(info)
+    return times
 
 
 def chunks_of(source: Source, info: EpisodeInfo) -> Iterable[Any]:

@@ -16,6 +16,7 @@ from seqrecord.formats.sources.lerobot.layout import LeRobotEpisode
 from seqrecord.formats.sources.video.files import VideoFile
 from seqrecord.formats.sources.video.streams import TOLERANCE
 from seqrecord.in_place.boundary import skipping_unreadable
+from seqrecord.store.clips.grids import nearest_frames
 from seqrecord.store.text import counted
 
 FloatArray = npt.NDArray[np.float64]
@@ -26,22 +27,13 @@ _MOST_SPREAD = 0.25  # steps between the largest and the smallest difference
 _MOST_MEDIAN = 1e-3  # seconds
 
 
-def nearest_frames(times: FloatArray, frames: FloatArray) -> npt.NDArray[np.int64]:
-    """Return the number of the frame nearest to each row's time, the earlier of two: int64 [rows].
+def have_frames(times: FloatArray, frames: FloatArray, tolerance: float) -> bool:
+    """Return whether a frame is within `tolerance` seconds of each row's time.
 
     Args:
         times: seconds of rows: float64 [rows].
         frames: ascending seconds of frames: float64 [frames], at least one.
-    """
-    later = np.searchsorted(frames, times).clip(0, len(frames) - 1)
-    earlier = (later - 1).clip(0)
-    return np.where(times - frames[earlier] <= frames[later] - times, earlier, later)
-
-
-def have_frames(times: FloatArray, frames: FloatArray, tolerance: float) -> bool:
-    """Return whether a frame is within `tolerance` seconds of each row's time.
-
-    `times` and `frames` as for `nearest_frames`.
+        tolerance: seconds.
     """
     distances = np.abs(frames[nearest_frames(times, frames)] - times)
     return bool(distances.max(initial=0) < tolerance)

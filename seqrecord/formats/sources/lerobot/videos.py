@@ -19,16 +19,12 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.common.specs import UnsupportedError
 from seqrecord.formats.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
-from seqrecord.formats.sources.lerobot.pairing import (
-    have_frames,
-    jitter_note,
-    nearest_frames,
-    pair_in_order,
-)
+from seqrecord.formats.sources.lerobot.pairing import have_frames, jitter_note, pair_in_order
 from seqrecord.formats.sources.video.files import VideoFile
 from seqrecord.formats.sources.video.streams import TOLERANCE, own_config, read_gops, video_spec
 from seqrecord.formats.sources.video.tables import PacketTable, read_references, read_table
 from seqrecord.in_place.remote import remote_files
+from seqrecord.store.clips.grids import nearest_frames
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.video.depth import DepthScale
 from seqrecord.video.gops import DecodedFrame, Gop
