@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from fsspec import AbstractFileSystem
@@ -23,13 +23,50 @@ Request = tuple[ByteRange, list[memoryview]]
 """Byte range of a file, and consecutive views of the same total size for its content."""
 
 
+class Version(NamedTuple):
+    """What an answer of a server says about the version of its file; `None` where it is silent.
+
+    `tag` and `modified` are the headers `ETag` and `Last-Modified` (RFC 9110, 8.8), `size` is in
+    bytes.
+    """
+
+    tag: str | None = None
+    modified: str | None = None
+    size: int | None = None
+
+    @property
+    def strong_tag(self) -> str | None:
+        """The e-tag, unless it is weak: those do not support `If-Match`, nor prove equal bytes."""
+        return None if self.tag is None or self.tag.startswith("W/") else self.tag
+
+    def differs(self, other: Version) -> bool:
+        """Whether the two are of different versions for certain.
+
+        Times count only if neither has a tag: machines that serve copies of a file may have
+        several.
+        """
+        if self.size is not None and other.size is not None and self.size != other.size:
+            return True
+        if self.tag is None and other.tag is None:
+            are_known = self.modified is not None and other.modified is not None
+            return are_known and self.modified != other.modified
+        if self.tag is None or other.tag is None:
+            return False
+        return self.tag.removeprefix("W/") != other.tag.removeprefix("W/")
+
+    def completed(self, other: Version) -> Version:
+        """This version, with what only the other answer says."""
+        pairs = zip(self, other, strict=True)
+        return Version(*(theirs if mine is None else mine for mine, theirs in pairs))
+
+
 class FsspecReader:
     """Reads files below the path `root` of an fsspec filesystem, created by `make`.
 
     Only uses `info` and `cat_file`, so any object with these methods works. Makes one request per
     run of adjacent ranges, see `plan`. A response is in memory as a whole before it is copied to
-    the buffers. `shown` is the root for messages; see `Clients` for `is_reread`. `tags` has the
-    e-tags of files that the client compares; whoever asks for a size accepts another version.
+    the buffers. `shown` is the root for messages; see `Clients` for `is_reread`. `versions` has
+    those of files that the client compares; whoever asks for a size accepts another version.
     """
 
     def __init__(
@@ -39,25 +76,29 @@ class FsspecReader:
         shown: str,
         *,
         is_reread: bool = False,
-        tags: dict[str, str] | None = None,
+        versions: dict[str, Version] | None = None,
     ) -> None:
         self.root, self._shown = root, shown.rstrip("/")
         self.clients = Clients(make, is_reread=is_reread)
-        self._tags = {} if tags is None else tags
+        self._versions = {} if versions is None else versions
 
     def size(self, path: str) -> int:
-        return self.size_and_tag(path)[0]
+        return self.size_and_version(path)[0]
 
-    def size_and_tag(self, path: str) -> tuple[int, str | None]:
-        """Size of a file, and its strong e-tag as sent, `None` if the client has none."""
-        self._tags.pop(self.full(path), None)
+    def size_and_version(self, path: str) -> tuple[int, Version]:
+        """Size of a file, and its version, which is empty if the client has none."""
+        self._versions.pop(self.full(path), None)
+        return self._current(path)
+
+    def _current(self, path: str) -> tuple[int, Version]:
+        """Like `size_and_version`, but later reads still accept the version known so far only."""
         try:
-            return self._size_and_tag(path)
+            return self._size_and_version(path)
         except NotFoundError:
             pass
         # An error of reading distinguishes a missing container from a missing file.
         self.read(path, (ByteRange(0, 1), [memoryview(bytearray(1))]))
-        return self._size_and_tag(path)  # the file was created meanwhile
+        return self._size_and_version(path)  # the file was created meanwhile
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -66,19 +107,11 @@ class FsspecReader:
         check_path(path)
         parts = plan(ranges, buffers, max_gap=0, max_bytes=sys.maxsize)
         if not parts:
-            self._size_of_version(path)  # raises if the file is missing
+            self._current(path)  # raises if the file is missing
         for byte_ranges, views in parts:
             self.read(path, (ByteRange(byte_ranges[0].start, byte_ranges[-1].stop), views))
 
-    def _size_of_version(self, path: str) -> int:
-        """Like `size`, but later reads still accept the present version only."""
-        full = self.full(path)
-        tag, size = self._tags.get(full), self.size(path)
-        if tag is not None:
-            self._tags[full] = tag
-        return size
-
-    def _size_and_tag(self, path: str) -> tuple[int, str | None]:
+    def _size_and_version(self, path: str) -> tuple[int, Version]:
         full, shown = self.full(path), f"{self._shown}/{path}"
 
         def info(fs: Any) -> dict[str, Any]:
@@ -92,7 +125,7 @@ class FsspecReader:
             raise NotFoundError("no such file", file=shown)
         if file_info.get("size") is None:
             raise StorageError("the server does not report the file's size", file=shown)
-        return int(file_info["size"]), file_info.get("strong_etag")
+        return int(file_info["size"]), file_info.get("file_version", Version())
 
     def read(self, path: str, request: Request) -> None:
         """Make one request; fills all views or raises."""
@@ -109,12 +142,20 @@ class FsspecReader:
         if size := self.size(path):  # no range of an empty file can be requested
             if size <= limit:
                 data = bytes(self.clients.ask(shown, lambda fs: _cat(fs, full, 0, limit + 1)))
-                if len(data) < size and len(data) < self._size_of_version(path):
+                size = self._size_read(path, size, len(data))  # it may have been replaced
+                if len(data) < min(size, limit + 1):
                     raise _cut_answer(shown, ByteRange(0, size), len(data))
-                size = len(data)  # the file may have been replaced
+                size = len(data)
             if size > limit:
                 raise too_large(shown, limit, size)
         return data
+
+    def _size_read(self, path: str, size: int, got: int) -> int:
+        """Size of a file of which an answer had `got` bytes, and whose size was `size` before."""
+        version = self._versions.get(self.full(path), Version())
+        if version.size is not None:
+            return version.size
+        return got if got >= size else self._current(path)[0]
 
     def close(self) -> None:
         self.clients.close()
@@ -131,7 +172,7 @@ class FsspecReader:
 
         Checks the file's size: the file may end there, or a retry may return the rest.
         """
-        if self._size_of_version(path) < byte_range.stop:
+        if self._current(path)[0] < byte_range.stop:
             return short_read(file, byte_range, got)
         return _cut_answer(file, byte_range, got)
 

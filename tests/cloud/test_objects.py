@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import pickle
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -315,6 +316,112 @@ def test_a_server_that_ignores_the_version_asked_for(tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(DATA[::-1] + b"x")
         with pytest.raises(errors.StorageError, match="was replaced"):
             get(storage, "a", 10, 20)
+
+
+@pytest.mark.parametrize("sends", ["weak", "time", "total", "weak time", "strong total"])
+@pytest.mark.parametrize("begins", ["size", "read", "identity"])
+def test_a_replaced_file_on_a_server_with_any_evidence(
+    tmp_path: Path, sends: str, begins: str
+) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(DATA)
+    os.utime(file, (1e9, 1e9))
+    with (
+        WebFolder(tmp_path, sends=sends.split()) as server,
+        closing(open_storage(server.endpoint)) as storage,
+    ):
+        begin: dict[str, Callable[[], object]] = {
+            "size": lambda: storage.size("a"),
+            "identity": lambda: identity_of(storage, "a"),
+            "read": lambda: None,
+        }
+        begin[begins]()
+        for start in (0, 1000):
+            assert get(storage, "a", start, start + 10) == DATA[start : start + 10]
+        file.write_bytes(DATA[::-1] + (b"x" if "total" in sends else b""))
+        for _ in range(2):
+            with pytest.raises(errors.StorageError, match="was replaced") as caught:
+                get(storage, "a", 10, 20)
+            assert not isinstance(caught.value, errors.TransientError)
+        assert storage.size("a") == file.stat().st_size  # accepts the new version
+        assert get(storage, "a", 10, 20) == file.read_bytes()[10:20]
+
+
+def test_answers_that_differ_in_headers_are_of_one_version() -> None:
+    with (
+        _answering(
+            ("*", "", ""),
+            ("9", 'W/"a"', "Mon"),
+            ("9", "", "Mon"),
+            ("9", '"a"', "Tue"),
+            ("9", "", "Tue"),
+        ) as server,
+        closing(open_storage(f"http://{server.host}")) as storage,
+    ):
+        for _ in range(5):
+            assert get(storage, "a", 0, 4) == b"abcd"
+
+
+def test_the_first_evidence_of_a_version_counts() -> None:
+    with (
+        _answering(("*", "", ""), ("9", 'W/"a"', ""), ("9", 'W/"b"', "")) as server,
+        closing(open_storage(f"http://{server.host}")) as storage,
+    ):
+        for _ in range(2):
+            assert get(storage, "a", 0, 4) == b"abcd"
+        with pytest.raises(errors.StorageError, match="was replaced"):
+            get(storage, "a", 0, 4)
+
+
+def test_a_cut_answer_and_a_server_that_is_busy_keep_the_version(tmp_path: Path) -> None:
+    """The size is asked after a cut answer. If that fails, the retry has the known version."""
+    (tmp_path / "a").write_bytes(DATA)
+    with (
+        WebFolder(tmp_path) as server,
+        closing(open_storage(server.endpoint)) as storage,
+    ):
+        assert get(storage, "a", 0, 10) == DATA[:10]
+
+        def replace() -> None:
+            (tmp_path / "a").write_bytes(DATA[::-1])
+            server.num_busy = 1  # for the HEAD request behind the cut answer
+
+        server.cut = replace
+        with pytest.raises(errors.StorageError, match="was replaced"):
+            get(storage, "a", 0, 200_000)
+
+
+def test_a_cut_answer_of_a_file_that_grows_is_not_whole() -> None:
+    """10 bytes before, and 15 of 20 in the first answer."""
+    heads = [answer(200, length=10), answer(200, length=20)]
+    cut = answer(206, b"a" * 15, Content_Range="bytes 0-14/20", ETag='"b"')
+    whole = answer(206, b"a" * 20, Content_Range="bytes 0-19/20", ETag='"b"')
+    with (
+        CannedServer([Canned(item) for item in (heads[0], cut, heads[1], whole)]) as server,
+        closing(open_storage(f"http://{server.host}")) as storage,
+    ):
+        assert storage.read_whole("a", 100)[0] == b"a" * 20
+
+
+def test_a_range_behind_the_end_of_a_shorter_version(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(DATA)
+    with (
+        WebFolder(tmp_path, sends=["total"]) as server,
+        closing(open_storage(server.endpoint)) as storage,
+    ):
+        assert get(storage, "a", 0, 10) == DATA[:10]
+        (tmp_path / "a").write_bytes(DATA[:100])
+        with pytest.raises(errors.StorageError, match="was replaced"):
+            get(storage, "a", 1000, 1010)
+
+
+def _answering(*versions: tuple[str, str, str]) -> CannedServer:
+    """A server that answers with `abcd`, and in turn these totals, e-tags and times."""
+    heads = [
+        {"Content_Range": f"bytes 0-3/{total}", "ETag": tag, "Last_Modified": time}
+        for total, tag, time in versions
+    ]
+    return CannedServer([Canned(answer(206, b"abcd", **head)) for head in heads])
 
 
 def test_units_of_ranges_ignore_case() -> None:

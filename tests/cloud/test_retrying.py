@@ -476,15 +476,17 @@ def test_commands_fail_after_one_deadline(tmp_path: Path) -> None:
 # Requests
 
 
+class _Sizes:
+    def info(self, _path: str) -> dict[str, int]:
+        return {"size": len(DATA)}
+
+
 class RecordingReader(FsspecReader):
     """Reads `DATA` and records the ranges of its requests."""
 
     def __init__(self) -> None:
-        super().__init__(object, "", "")
+        super().__init__(_Sizes, "", "")
         self.asked: list[ByteRange] = []
-
-    def size_and_tag(self, path: str) -> tuple[int, str | None]:
-        return len(DATA), None
 
     def read(self, path: str, request: tuple[ByteRange, list[memoryview]]) -> None:
         item, views = request

@@ -64,7 +64,7 @@ def open_objects(
     else:
         client = partial(bucket.http_client, timeout)
         reader = FsspecReader(
-            client, "", location.shown, is_reread=bucket.is_reread, tags=bucket.tags
+            client, "", location.shown, is_reread=bucket.is_reread, versions=bucket.versions
         )
     return ObjectStorage(
         bucket, reader, location.shown, timeout=timeout, retrier=settings.retrier()

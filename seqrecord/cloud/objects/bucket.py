@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from seqrecord.cloud.clients import use_obstore
 from seqrecord.cloud.objects.http import Fetch, HttpFiles, Signer, without_user
-from seqrecord.cloud.requests import MIN_BYTES_PER_SECOND
+from seqrecord.cloud.requests import MIN_BYTES_PER_SECOND, Version
 from seqrecord.cloud.retrying import LONGEST_WAIT, Retrier
 from seqrecord.errors import LocationError
 from seqrecord.store.storage.ranges import MAX_REQUEST_BYTES
@@ -32,8 +32,8 @@ class Bucket(ABC):
     """A bucket, container or web server, and the path `root` in it (`""` for the whole).
 
     `config` has the settings and at most one credential, by names of the subclass. `shown` is the
-    URL without credentials. Pickles contain the credential; `repr` and messages do not. `tags` has
-    the e-tags of files that were read, for all clients.
+    URL without credentials. Pickles contain the credential; `repr` and messages do not. `versions`
+    has those of files that were read, for all clients.
     """
 
     names: ClassVar[Names]  # of options, with or without `prefix`
@@ -48,7 +48,7 @@ class Bucket(ABC):
     root: str
     shown: str
     config: Mapping[str, Any] = field(repr=False)
-    tags: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+    versions: dict[str, Version] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def resolve(
@@ -98,7 +98,7 @@ class Bucket(ABC):
     def http_client(self, timeout: float) -> HttpFiles:
         """Create a client for reading, without retries."""
         follows = not self.is_writable
-        return HttpFiles(self.signer(), self.shown, timeout, self.tags, follows=follows)
+        return HttpFiles(self.signer(), self.shown, timeout, self.versions, follows=follows)
 
     @property
     def place(self) -> str:

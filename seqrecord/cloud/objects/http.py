@@ -14,7 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 
-from seqrecord.cloud.requests import check_rate, fill
+from seqrecord.cloud.requests import Version, check_rate, fill
 from seqrecord.errors import StorageError
 
 # urllib3 beside obstore, whose reads hang in a forked child: see
@@ -67,57 +67,64 @@ class HttpFiles:
 
     The size is from a HEAD request, or from a range's response if HEAD has none. A response is read
     only up to the requested length, and not at all if it has the whole file. Connections are
-    reused. `follows` allows redirects, for servers without credentials only. `tags` has the e-tags
-    of files that were read: if a file is replaced, reads fail until its tag is removed.
+    reused. `follows` allows redirects, for servers without credentials only. `versions` has those
+    of files that were read: if a file is replaced, reads fail until its version is removed. A file
+    of the same size is not seen to be replaced if the server sends neither e-tags nor times.
     """
 
     def __init__(
-        self, sign: Signer, shown: str, timeout: float, tags: dict[str, str], *, follows: bool
+        self,
+        sign: Signer,
+        shown: str,
+        timeout: float,
+        versions: dict[str, Version],
+        *,
+        follows: bool,
     ) -> None:
         self._sign, self._shown, self._timeout = sign, shown.rstrip("/"), timeout
-        self._follows, self._tags = follows, tags
+        self._follows, self._versions = follows, versions
         self._pool: urllib3.PoolManager | None = None
 
     def info(self, path: str) -> dict[str, Any]:
         try:
             with self._ask("HEAD", path, {"Accept-Encoding": "identity"}) as answer:
-                length, tag = answer.headers.get("Content-Length", ""), _strong_tag(answer)
+                length, headers = answer.headers.get("Content-Length", ""), answer.headers
         except HTTPError as error:
             if error.status not in (405, 501):
                 raise
-            length, tag = "", None
+            length, headers = "", {}
         if not length.isdecimal():
-            length, tag = self._size_of_range(path)
-        return {
-            "size": int(length) if length.isdecimal() else None,
-            "strong_etag": tag,
-        }
+            length, headers = self._size_of_range(path)
+        size = int(length) if length.isdecimal() else None
+        return {"size": size, "file_version": _version(headers, size)}
 
-    def _size_of_range(self, path: str) -> tuple[str, str | None]:
-        """Length and e-tag of a file, from the response to a request for its first byte."""
+    def _size_of_range(self, path: str) -> tuple[str, Mapping[str, str]]:
+        """Length of a file and headers, from the response to a request for its first byte."""
         try:
             with self._ask("GET", path, {"Range": "bytes=0-0"}) as answer:
-                headers, tag = answer.headers, _strong_tag(answer)
+                headers = answer.headers
                 if answer.status == 200:  # without ranges
-                    return headers.get("Content-Length", ""), tag
+                    return headers.get("Content-Length", ""), headers
         except HTTPError as error:
             if error.status != 416:  # of an empty file: `Content-Range: bytes */0`
                 raise
-            headers, tag = error.headers, None
-        return headers.get("Content-Range", "").rpartition("/")[2], tag
+            headers = error.headers
+        return headers.get("Content-Range", "").rpartition("/")[2], headers
 
     def cat_file(self, path: str, start: int, end: int) -> bytearray:
         """Read a range; empty if the response has another range."""
         shown = f"{self._shown}/{path}"
         headers = {"Range": f"bytes={start}-{end - 1}"}
-        if (tag := self._tags.get(path)) is not None:
-            headers["If-Match"] = tag
+        known = self._versions.get(path, Version())
+        if known.strong_tag is not None:
+            headers["If-Match"] = known.strong_tag
         try:
             answer = self._ask("GET", path, headers)
         except HTTPError as error:
-            if error.status != 412:
-                raise
-            raise _replaced(shown) from None
+            is_other = error.status == 416 and known.differs(Version(size=_total(error.headers)))
+            if error.status == 412 or is_other:
+                raise _replaced(shown) from None
+            raise
         with answer:
             content_range = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             if answer.status != 206 or content_range is None:
@@ -126,9 +133,12 @@ class HttpFiles:
                     "it would send whole files",
                     file=shown,
                 )
-            tag = _strong_tag(answer)
-            if tag is not None and self._tags.setdefault(path, tag) != tag:
-                raise _replaced(shown)  # the server ignores If-Match
+            version = _version(answer.headers, _total(answer.headers))
+            known = self._versions.setdefault(path, version)
+            if known.differs(version):
+                raise _replaced(shown)
+            if (completed := known.completed(version)) != known:
+                self._versions[path] = completed
             if int(content_range[1]) != start or int(content_range[2]) >= end:
                 return bytearray()
             data = bytearray(int(content_range[2]) + 1 - start)
@@ -160,10 +170,14 @@ def _replaced(file: str) -> StorageError:
     return StorageError(message, file=file)
 
 
-def _strong_tag(answer: Any) -> str | None:
-    """The e-tag of a response; weak ones do not support `If-Match`, nor prove equal bytes."""
-    tag: str = answer.headers.get("ETag", "")
-    return tag if tag and not tag.startswith("W/") else None
+def _total(headers: Mapping[str, str]) -> int | None:
+    """The size of a whole file in `Content-Range`; `None` for `*` or without the header."""
+    total = headers.get("Content-Range", "").rpartition("/")[2].strip()
+    return int(total) if total.isdecimal() else None
+
+
+def _version(headers: Mapping[str, str], size: int | None) -> Version:
+    return Version(headers.get("ETag") or None, headers.get("Last-Modified") or None, size)
 
 
 @functools.cache

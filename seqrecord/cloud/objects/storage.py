@@ -101,10 +101,10 @@ class ObjectStorage(WholeFileStorage):
 
         Later reads fail if the file is replaced meanwhile.
         """
-        size, tag = self._reader.size_and_tag(check_path(path))
-        if tag is not None:
-            self.bucket.tags[self._reader.full(path)] = tag
-            return size, tag.strip('"')
+        size, version = self._reader.size_and_version(check_path(path))
+        self.bucket.versions[self._reader.full(path)] = version
+        if version.strong_tag is not None:
+            return size, version.strong_tag.strip('"')
         if not self.bucket.is_writable:
             return size, None
         key = self.bucket.key(path)

@@ -95,7 +95,9 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
         self.wfile.flush()
 
-    def send_range(self, data: bytes, headers: Mapping[str, str] = {}) -> int:
+    def send_range(
+        self, data: bytes, headers: Mapping[str, str] = {}, *, has_total: bool = True
+    ) -> int:
         """Send the requested range, or everything; returns the number of sent bytes."""
         requested = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if requested is not None:
@@ -103,7 +105,8 @@ class Handler(BaseHTTPRequestHandler):
             if start >= len(data):
                 self.send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
                 return 0
-            headers = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
+            total = str(len(data)) if has_total else "*"
+            headers = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{total}"}
             data = data[start:stop]
         self.send(200 if requested is None else 206, data, headers)
         return 0 if self.command == "HEAD" else len(data)
@@ -137,13 +140,15 @@ class Canned:
 
 
 def answer(status: int, body: bytes = b"", *, length: int | None = None, **headers: str) -> bytes:
-    """An HTTP/1.1 response; `length` may be wrong; `_` in a header's name stands for `-`."""
+    """An HTTP/1.1 response; `length` may be wrong; `_` in a header's name stands for `-`.
+
+    Has an e-tag and a time unless `ETag` and `Last_Modified` are empty.
+    """
+    version = {"ETag": '"0x1"', "Last_Modified": "Wed, 01 Jan 2025 00:00:00 GMT"}
     lines = [f"HTTP/1.1 {status} Status"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    lines += [f"{k.replace('_', '-')}: {v}" for k, v in (version | headers).items() if v]
     lines += [
         f"Content-Length: {len(body) if length is None else length}",
-        'ETag: "0x1"',
-        "Last-Modified: Wed, 01 Jan 2025 00:00:00 GMT",
         "x-ms-blob-type: BlockBlob",
         "x-ms-error-code: " if status < 400 else "x-ms-version: 2020-10-02",
         "Connection: close",

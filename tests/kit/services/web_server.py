@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
+from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -14,8 +15,9 @@ from tests.kit.services.local_server import Handler, LocalServer
 class WebFolder(LocalServer):
     """Serves the files of `folder`; `sent` counts bytes of bodies, `connections` counts
     connections. `user` is `NAME:PASSWORD` that requests must have. Without `if_match`, that
-    header is ignored. `cut` is called before the next range of more than `least_cut` bytes, which
-    has its first half only.
+    header is ignored. `sends` has the headers about a file's version, `strong`, `weak` (e-tags),
+    `time` and `total` (in `Content-Range`). `cut` is called before the next range of more than
+    `least_cut` bytes, which has its first half only. The next `num_busy` requests get status 503.
     """
 
     def __init__(
@@ -26,12 +28,14 @@ class WebFolder(LocalServer):
         head: bool = True,
         if_match: bool = True,
         user: str | None = None,
+        sends: Container[str] = ("strong", "time", "total"),
     ) -> None:
         self.folder, self.ranges, self.head, self.user = folder, ranges, head, user
-        self.if_match = if_match
+        self.if_match, self.sends = if_match, sends
         self.sent = self.connections = 0
         self.cut: Callable[[], object] | None = None
         self.least_cut = 1 << 16
+        self.num_busy = 0
         super().__init__(_Handler)
 
 
@@ -48,6 +52,10 @@ class _Handler(Handler):
             if self.headers.get("Authorization") != expected:
                 self.send(401)
                 return
+        if self.server.num_busy:
+            self.server.num_busy -= 1
+            self.send(503)
+            return
         if self.command == "HEAD" and not self.server.head:
             self.send(405)
             return
@@ -56,15 +64,21 @@ class _Handler(Handler):
             self.send(404, b"not here")
             return
         data = path.read_bytes()
-        headers = {"ETag": f'"{path.stat().st_mtime_ns:x}-{len(data):x}"'}
-        headers["Last-Modified"] = "Wed, 01 Jan 2025 00:00:00 GMT"
-        match = self.headers.get("If-Match", headers["ETag"])
-        if self.server.if_match and match != headers["ETag"]:
+        modified, sends = path.stat().st_mtime_ns, self.server.sends
+        tag = f'"{modified:x}-{len(data):x}"'
+        time = formatdate(modified / 1e9, usegmt=True)
+        known = {
+            "strong": ("ETag", tag),
+            "weak": ("ETag", f"W/{tag}"),
+            "time": ("Last-Modified", time),
+        }
+        headers = dict(known[name] for name in known if name in sends)
+        if self.server.if_match and self.headers.get("If-Match", tag) != tag:
             self.send(412)
             return
         if self.server.ranges:
             self.cut_range(len(data))
-            self.send_range(data, headers)
+            self.send_range(data, headers, has_total="total" in sends)
         else:
             self.send(200, data, headers)
 
