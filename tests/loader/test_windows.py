@@ -648,6 +648,48 @@ def test_clips_stay_inside_their_episodes(timed: Dataset) -> None:
     assert len(found) >= sum(max(0, length - 10) for length in TIMED)
 
 
+def test_slow_episodes_lose_no_clip_to_fast_ones(tmp_path: Path) -> None:
+    rates, features = {"2": 2, "10": 10, "100": 100}, {"time": {"kind": "timestamp", "unit": "ms"}}
+    episodes = {
+        key: columns(time=np.arange(150) * (1000 // rate), a=np.arange(150), b=np.arange(150))
+        for key, rate in rates.items()
+    }
+    write_dataset(tmp_path / "a", episodes, features=features)
+    by_time: Any = {"timestamps": "time", "tolerance": 1e-6}
+    windows: dict[str, Any] = {"a": Seconds([-1, 0.5], **by_time), "b": Seconds([0, 1], **by_time)}
+    for features_used, last in ((["a"], 0.5), (["a", "b"], 1)):
+        used = {name: windows[name] for name in features_used}
+        clips = SeqRecordMapDataset(tmp_path / "a", windows=used, features=features_used)
+        keys = clips.clips.locate(np.arange(len(clips)))
+        assert list(zip(keys.episode.tolist(), keys.start.tolist(), strict=True)) == [
+            (episode, start)
+            for episode, rate in enumerate(rates.values())
+            for start in range(rate, 150 - round(last * rate))
+        ]
+        for number, start in ((0, 2), (len(clips) - 1, int(keys.start[-1]))):
+            rate = [*rates.values()][keys.episode[number]]
+            assert clips[number]["a"].tolist() == [start - rate, start + rate // 2]
+
+
+def test_episodes_that_all_have_other_rates(tmp_path: Path) -> None:
+    """More than are enumerated one by one: clips near the ends may be left out, a sixteenth."""
+    steps, features = np.linspace(0.02, 0.22, 400), {"time": {"kind": "timestamp", "unit": "s"}}
+    episodes = {
+        str(number): columns(time=np.arange(400) * step, a=np.arange(400), b=np.arange(400))
+        for number, step in enumerate(steps)
+    }
+    write_dataset(tmp_path / "a", episodes, features=features)
+    by_time: Any = {"timestamps": "time", "tolerance": 0.12}
+    windows = {"a": Seconds([-4, 1.7], **by_time), "b": Seconds([-2.3, 3.1], **by_time)}
+    clips = SeqRecordMapDataset(tmp_path / "a", windows=windows, features=["a", "b"])
+    keys = clips.clips.locate(np.arange(len(clips)))
+    for number, step in enumerate(steps):
+        starts = keys.start[keys.episode == number]
+        before, after = starts.min() * step, (399 - starts.max()) * step
+        assert -step / 2 < before - 4 < 4 / 16 + step, number
+        assert -step / 2 < after - 3.1 < 3.1 / 16 + step, number
+
+
 def test_resumes_and_runs_in_workers(timed: Dataset) -> None:
     by_time: Any = {"step": 0.1, "timestamps": "time", "tolerance": 0.2, "out_of_range": "pad"}
     clips: dict[str, Any] = {"windows": {"imu": Seconds(0, 0.4, **by_time)}, "pad": "edge"}

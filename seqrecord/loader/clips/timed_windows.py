@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from seqrecord.store.text import counted
 
 _MOST_BYTES = 16 << 20  # timestamps cached in memory
 _ROUNDING = 1e-9  # of a time
+_MOST_RATES = 256  # different windows of which each is enumerated by itself
+_EXACT_BITS = 5  # of a number of frames that is rounded
 
 
 def with_clock(
@@ -82,14 +85,15 @@ def offsets_and_times(
     """Convert windows to frame offsets for each frame rate, or to times for timestamps.
 
     Also returns the number of each episode's rate, int64 [E], 0 for episodes that are not selected.
-    All episodes have number 0 if their offsets are equal.
+    Episodes have the same number if their offsets are equal, and the numbers of frames that their
+    clips need around the start.
 
     Raises `ClipError` if no frame is close enough to a time, and if a window's number of frames
     differs between episodes.
     """
-    index, converted, by_rate = dataset.contents.index, dict[str, Any](), dict[str, IntArray]()
-    rate, clocks = np.zeros(len(index.fps), np.int64), dict[str, Timestamps]()
-    values, first_rows, which = np.unique(
+    index, converted, needed = dataset.contents.index, dict[str, Any](), dict[str, IntArray]()
+    by_fps, clocks = dict[str, IntArray](), dict[str, Timestamps]()
+    values, first_rows, fps_number = np.unique(
         index.fps[selected], return_index=True, return_inverse=True
     )
     for name, window in windows.items():
@@ -97,15 +101,49 @@ def offsets_and_times(
             converted[name] = OffsetWindow.of(window)
         elif window.timestamps is None:
             keys = [index.key(row) for row in selected[first_rows].tolist()]
-            by_rate[name] = window.at_rates(values.tolist(), keys, name)
+            by_fps[name] = window.at_rates(values.tolist(), keys, name)
         else:
             if window.timestamps not in clocks:
                 clocks[window.timestamps] = Timestamps(dataset, window.timestamps, selected)
-            converted[name] = clocks[window.timestamps].window(window)
-    if all((offsets == offsets[0]).all() for offsets in by_rate.values()):
-        return converted | {n: OffsetWindow(offsets[:1]) for n, offsets in by_rate.items()}, rate
-    rate[selected] = which
-    return converted | {n: OffsetWindow(offsets, rate) for n, offsets in by_rate.items()}, rate
+            needed[name] = clocks[window.timestamps].frames_needed(window)
+    unequal = [name for name, offsets in by_fps.items() if (offsets != offsets[0]).any()]
+    if not unequal:
+        fps_number = np.zeros_like(fps_number)
+    needed = _with_few_values(needed)
+    rate = np.zeros(len(index.fps), np.int64)
+    rate[selected] = _row_numbers(fps_number[:, None], *needed.values())
+    _, examples = np.unique(rate[selected], return_index=True)
+    for name, offsets in by_fps.items():
+        of_rates = OffsetWindow(offsets[fps_number[examples]], rate)
+        converted[name] = of_rates if name in unequal else OffsetWindow(offsets[:1])
+    for name, frames in needed.items():
+        clock = clocks[windows[name].timestamps]
+        converted[name] = clock.window(windows[name], *frames[examples].T.tolist())
+    return converted, rate
+
+
+def _with_few_values(needed: dict[str, IntArray]) -> dict[str, IntArray]:
+    """The numbers of frames, int64[n, 2] each; with many different rows, up to a sixteenth larger.
+
+    Clips are enumerated once for each different row, and those of uneven episodes may all differ.
+    """
+    if _row_numbers(*needed.values()).max(initial=0) < _MOST_RATES:
+        return needed
+    rounded = {}
+    for name, numbers in needed.items():
+        shift = np.maximum(np.frexp(numbers)[1] - _EXACT_BITS, 0)
+        increased = -(-numbers >> shift) << shift
+        rounded[name] = np.minimum(increased, numbers.max(axis=0))
+    return rounded
+
+
+def _row_numbers(*columns: IntArray) -> IntArray:
+    """Numbers of rows, int64[n]: equal rows of these columns, int64[n, k] each, have one number."""
+    numbers = np.zeros(len(columns[0]) if columns else 0, np.int64)
+    for column in chain.from_iterable(array.T for array in columns):
+        pairs = numbers * (int(column.max(initial=0)) + 1) + column  # far below 2**63
+        _, numbers = np.unique(pairs, return_inverse=True)
+    return numbers
 
 
 class Timestamps:
@@ -138,11 +176,12 @@ class Timestamps:
         self._unit = size_in(spec.unit, "s") or 1.0
         self.unit = spec.unit or "s, as the unit is unknown"
         self._place = timestamp_features(schema).index(feature)
-        self._selected = selected[dataset.contents.index.num_frames[selected] > 1]
+        self._selected = selected
+        self._has_steps = dataset.contents.index.num_frames[selected] > 1
         self._read: dict[int, npt.NDArray[np.float64]] = {}
         self._read_bytes = 0
         time_spans = self._time_spans
-        if len(unknown := time_spans.unknown(self._selected, self._place)):
+        if len(unknown := time_spans.unknown(selected[self._has_steps], self._place)):
             raise ClipError(
                 "timestamps do not ascend, or are missing in a frame",
                 **self.name(int(unknown[0])),  # type: ignore[arg-type]
@@ -162,27 +201,36 @@ class Timestamps:
             )
 
     def __getstate__(self) -> dict[str, Any]:  # without the cache
-        return {**self.__dict__, "_read": {}, "_read_bytes": 0, "_selected": self._selected[:0]}
+        none = {"_selected": self._selected[:0], "_has_steps": self._has_steps[:0]}
+        return {**self.__dict__, "_read": {}, "_read_bytes": 0, **none}
 
-    def window(self, seconds: Seconds) -> TimedWindow:
-        """Return the window for these times."""
+    def window(self, seconds: Seconds, before: list[int], after: list[int]) -> TimedWindow:
+        """Return the window for these times; for `before` and `after`, see `frames_needed`."""
         first, last = min(seconds.time_list), max(seconds.time_list)
-        outside, slack = None, self._least_step() / 2
-        if isinstance(seconds, _NearestSeconds):
-            outside = seconds.outside_tolerance
-        else:
-            slack = min(slack, seconds.tolerance)
+        is_nearest = isinstance(seconds, _NearestSeconds)
         return TimedWindow(
             seconds.time_list,
             seconds.tolerance,
             seconds.out_of_range == "pad",
             first_offset=self._bounds(first)[0],
             last_offset=self._bounds(last)[1],
-            frames_before=self._frames_beyond(-first - max(slack, _ROUNDING * abs(first))),
-            frames_after=self._frames_beyond(last - max(slack, _ROUNDING * abs(last))),
+            frames_before=tuple(before),
+            frames_after=tuple(after),
             clock=self,
-            outside_tolerance=outside,
+            outside_tolerance=seconds.outside_tolerance if is_nearest else None,
         )
+
+    def frames_needed(self, seconds: Seconds) -> IntArray:
+        """Return the frames that a complete clip has before and behind its start.
+
+        For each selected episode, int64 [n, 2].
+        """
+        slack = self._least_steps() / 2
+        if not isinstance(seconds, _NearestSeconds):
+            slack = np.minimum(slack, seconds.tolerance)
+        times = -min(seconds.time_list), max(seconds.time_list)
+        columns = [self._frames_beyond(t - np.maximum(slack, _ROUNDING * abs(t))) for t in times]
+        return np.stack(columns, axis=1)
 
     def seconds(self, episode: int) -> npt.NDArray[np.float64]:
         """See `Clock`."""
@@ -218,30 +266,28 @@ class Timestamps:
         """Return minimum and maximum frame offset of the frame nearest to a time."""
         if not time:
             return 0, 0
-        near = 0  # for episodes of a single frame
-        if len(self._selected):
-            nearest, _ = self._frames_within(abs(time))
-            near = int(nearest.min())
-        far = self._frames_beyond(abs(time))
+        times = np.full(len(self._selected), abs(time))
+        nearest, _ = self._frames_within(times)
+        near = int(nearest[self._has_steps].min()) if self._has_steps.any() else 0
+        far = int(self._frames_beyond(times).max(initial=1))
         return (near, far) if time > 0 else (-far, -near)
 
-    def _frames_beyond(self, time: float) -> int:
-        """Return a number of frames that lasts longer than `time` everywhere; 0 for none."""
-        if time <= 0:
-            return 0
-        _, furthest = self._frames_within(time)
-        return int(furthest.max(initial=0)) + 1
+    def _frames_beyond(self, times: npt.NDArray[np.float64]) -> IntArray:
+        """Return a number of frames that lasts longer than the episode's time; 0 for none."""
+        _, furthest = self._frames_within(times)
+        return np.where(times > 0, furthest + 1, 0)
 
-    def _frames_within(self, time: float) -> tuple[IntArray, IntArray]:
-        """See `EpisodeTimeSpans.frames_within`; for the selected episodes and a time in seconds."""
-        return self._time_spans.frames_within(self._selected, self._place, time / self._unit)
+    def _frames_within(self, times: npt.NDArray[np.float64]) -> tuple[IntArray, IntArray]:
+        """See `EpisodeTimeSpans.frames_within`; for the selected episodes and times in seconds."""
+        return self._time_spans.frames_within(self._selected, self._place, times / self._unit)
 
-    def _least_step(self) -> float:
-        """Return the shortest time between two frames; 0 for episodes of a single frame."""
-        if not len(self._selected):
-            return 0.0
-        growth = self._time_spans.min_growth[self._selected, self._place, 0]
-        return float(growth.min()) * self._unit
+    def _least_steps(self) -> npt.NDArray[np.float64]:
+        """Return the shortest time between two frames of each episode; by fps for one frame."""
+        steps = self._time_spans.min_growth[self._selected, self._place, 0] * self._unit
+        with np.errstate(divide="ignore"):
+            periods = 1 / self._dataset.contents.index.fps[self._selected]
+        steps = np.where(self._has_steps, steps, periods)
+        return np.where(np.isfinite(steps), steps, 0.0)
 
     @property
     def _time_spans(self) -> EpisodeTimeSpans:

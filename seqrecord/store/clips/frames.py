@@ -430,8 +430,9 @@ class TimedWindow(ClipWindow):
     """Frames nearest to times in seconds, relative to the clip's start.
 
     The frames are at offsets in [`first_offset`, `last_offset`] from the start, or at the ends of
-    the episode. A clip is complete if its episode has `frames_before` and `frames_after` the start:
-    then no time is outside the episode, or the end is within the tolerance.
+    the episode. A clip is complete if its episode has `frames_before` and `frames_after` the start,
+    a number for each frame rate: then no time is outside the episode, or the end is within the
+    tolerance.
 
     `outside_tolerance` is the largest distance of a time outside the episode from its first or last
     frame, or half a mean step if this is more; `tolerance` for `None`. The step of an episode with
@@ -443,8 +444,8 @@ class TimedWindow(ClipWindow):
     pads_far: bool  # pad times without a near frame, instead of raising an error
     first_offset: int
     last_offset: int
-    frames_before: int
-    frames_after: int
+    frames_before: tuple[int, ...]
+    frames_after: tuple[int, ...]
     clock: Clock
     outside_tolerance: float | None = None
 
@@ -463,9 +464,9 @@ class TimedWindow(ClipWindow):
         """See `ClipWindow`."""
         return Reach(np.array([self.first_offset, self.last_offset]))
 
-    def frame_offsets_at(self, rate: int) -> IntArray:  # noqa: ARG002
+    def frame_offsets_at(self, rate: int) -> IntArray:
         """See `ClipWindow`."""
-        return np.array([-self.frames_before, self.frames_after])
+        return np.array([-self.frames_before[rate], self.frames_after[rate]])
 
     def frame_span_at(self, rate: int) -> IntArray:  # noqa: ARG002
         """See `ClipWindow`."""

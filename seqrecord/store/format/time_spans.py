@@ -331,10 +331,10 @@ class EpisodeTimeSpans:
         return is_contradiction | (deviation > 0.5 * (1 + 1e-6))
 
     def frames_within(
-        self, rows: npt.NDArray[np.int64], feature: int, time: float
+        self, rows: npt.NDArray[np.int64], feature: int, time: float | Reals
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Bound the number of frames within `time` after any frame, in each episode: int64 [n]
-        each.
+        each. `time` may be of each episode, float64 [n].
 
         Returns minimum and maximum. Ends of episodes may cut the minimum. Bounds are at most 2^20.
         """
@@ -355,7 +355,7 @@ def _widen(time_spans: Reals, width: int) -> Reals:
     return padded
 
 
-def _count(time_spans: Reals, time: float) -> npt.NDArray[np.int64]:
+def _count(time_spans: Reals, time: float | Reals) -> npt.NDArray[np.int64]:
     """Return the largest number, summed from powers of two, whose time spans add up to at most
     `time`, int64 [n].
 
