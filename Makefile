@@ -22,8 +22,8 @@ OWN := layers or docs or messages or simulation or kill or power_loss or two_wri
 	or test_options or test_clip_lists or test_frames_in_memory or test_mistakes or test_declared
 # Loops over cases that the lowest OpenEXR cannot write, and URLs that the lowest huggingface_hub logs.
 OWN += or (test_image_files and (test_refused or cut_or_gone)) or locations_and_options_that_are_wrong
-# CI runs a random share of the slow tests: SLOW='--slow-share 0.25 --slow-seed COMMIT'
-SLOW :=
+# CI runs random shares of the tests that take longest: SHARE='--share 0.25 --share-seed COMMIT'
+SHARE :=
 PARTS := store, loader, video, in_place, cloud, formats, robots, cuda, tools
 
 .PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-part test-removal test-slow test-services test-others test-benchmarks test-torchcodec test-peers test-lowest test-all mutants simulate docs check format release clean
@@ -154,7 +154,7 @@ test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a
 
 # Tests that wait and tests that compute overlap in one run.
 test-others: $(INSTALLED) ## Run the tests that `make test` leaves out: slow tests, tests of services and of benchmarks
-	$(PYTEST) --dist worksteal -m 'slow or service or development' $(SLOW) tests benchmarks/tests development/tests
+	$(PYTEST) --dist worksteal -m 'slow or service or development' $(SHARE) tests benchmarks/tests development/tests
 	$(BIN)/python -W ignore -m benchmarks.pages # names pages whose measured code has changed since
 
 test-torchcodec: $(INSTALLED) ## Run the tests of decoding with torchcodec; needs FFmpeg's libraries
@@ -167,7 +167,7 @@ test-peers: $(INSTALLED) ## Run the tests that compare with OpenCV and COLMAP; i
 	$(PYTEST) --dist worksteal tests/formats/test_scenes.py
 
 test-benchmarks: $(INSTALLED) ## Run the tests in benchmarks/tests and development/tests
-	$(PYTEST) --dist worksteal -m '' $(SLOW) benchmarks/tests development/tests
+	$(PYTEST) --dist worksteal -m '' $(SHARE) benchmarks/tests development/tests
 	$(BIN)/python -W ignore -m benchmarks.pages # names pages whose measured code has changed since
 
 # Old versions use features deprecated by later versions of Python and other packages. OWN leaves out
@@ -175,7 +175,7 @@ test-benchmarks: $(INSTALLED) ## Run the tests in benchmarks/tests and developme
 # plans and states, and tests of NumPy and torch alone (torch is not the lowest version). One case of
 # each test suffices to find a feature that a package lacks.
 test-lowest: $(LOWEST)/installed ## Run one case of each fast test with the lowest versions that pyproject.toml allows
-	$(PYTEST:$(BIN)/%=$(LOWEST)/bin/%) --dist loadfile --one-case --hypothesis-profile=least -k 'not ($(OWN))' -W ignore::DeprecationWarning
+	$(PYTEST:$(BIN)/%=$(LOWEST)/bin/%) --dist loadfile --one-case --hypothesis-profile=least -k 'not ($(OWN))' $(SHARE) -W ignore::DeprecationWarning
 	$(LOWEST)/apart/bin/python -m pytest -W ignore::DeprecationWarning tests/tools/test_rerun.py tests/formats/test_zarr.py
 
 test-all: $(INSTALLED) ## Run every test

@@ -66,8 +66,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--no-processes", action="store_true", help="skip tests at the start of a process"
     )
-    parser.addoption("--slow-share", type=float, default=1, help="run this share of slow tests")
-    parser.addoption("--slow-seed", default="", help="draw that share by this text")
+    parser.addoption(
+        "--share",
+        type=float,
+        default=1,
+        help="run this share of the tests, and all of services and all fast ones of benchmarks",
+    )
+    parser.addoption("--share-seed", default="", help="draw that share by this text")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -97,9 +102,9 @@ def _memory_folder(config: pytest.Config) -> str | None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    share = config.getoption("--slow-share")
-    seed = config.getoption("--slow-seed")
-    return None if share == 1 else f"slow tests: --slow-share {share} --slow-seed {seed!r}"
+    share = config.getoption("--share")
+    seed = config.getoption("--share-seed")
+    return None if share == 1 else f"drawn tests: --share {share} --share-seed {seed!r}"
 
 
 def _skip_processes(event: str, _arguments: object) -> None:
@@ -194,12 +199,12 @@ def pytest_collection_modifyitems(
         for item in items:
             first.setdefault(item.nodeid.partition("[")[0], item.nodeid)
         left_out |= chosen.difference(first.values())
-    share, seed = config.getoption("--slow-share"), config.getoption("--slow-seed")
+    share, seed = config.getoption("--share"), config.getoption("--share-seed")
     if share < 1:
         left_out |= {
             item.nodeid
             for item in items
-            if item.get_closest_marker("slow")
+            if (item.get_closest_marker("slow") or not item.get_closest_marker("development"))
             and not item.get_closest_marker("service")
             and random.Random(f"{seed} {item.nodeid}").random() >= share
         }
