@@ -27,6 +27,7 @@ from tests.kit.video_file_data import (
     hide_first,
     pictures,
     set_display_matrix,
+    set_edits,
     write_fragmented,
     write_video,
 )
@@ -114,6 +115,37 @@ def test_hidden_frames_fragments_and_irregular_times(tmp_path: Path) -> None:
     check_times(path, np.array(ms) / 1000)
     rows = np.array(ms)[2:9] / 1000 + 4e-5  # nearest
     np.testing.assert_array_equal(decode_file_gops(path, rows), decoded(path)[1][2:9])
+
+
+@pytest.mark.parametrize("case", ["h264 of open GOPs", "hevc of open GOPs"])
+@pytest.mark.parametrize(
+    ("edits", "is_read"),
+    [
+        (((0, 6), (20, 10)), {"h264": True, "hevc": False}),
+        (((3, 10), (21, 12)), {"h264": False, "hevc": False}),
+        (((10, 5), (33, 9)), {"h264": True, "hevc": False}),
+        (((2, 16), (18, 16)), {"h264": True, "hevc": False}),
+    ],
+)
+def test_two_edits_of_open_gops(
+    tmp_path: Path, case: str, edits: tuple[tuple[int, int], ...], is_read: dict[str, bool]
+) -> None:
+    """Frames that refer to skipped ones are an error, before they are packed."""
+    _, codec, options = CASES[case]
+    times = (np.arange(48) * 40 + 200).tolist()
+    path = write_video(tmp_path / "a.mp4", pictures(48), codec, options=options, times=times)
+    set_edits(path, *edits)
+    try:
+        seqrecord.convert(open_source(path), tmp_path / "records")
+    except SourceError:
+        assert not is_read[case[:4]]
+        return
+    [episode] = seqrecord.open(tmp_path / "records").episodes.values()
+    images = episode.read(range(len(episode)), features=["image"])["image"]
+    assert is_read[case[:4]]
+    expected = decoded(path)[1].astype(int)  # some are encoded again
+    assert images.shape == expected.shape
+    assert np.abs(images - expected).mean(axis=(1, 2, 3)).max() < 8
 
 
 @pytest.mark.parametrize(

@@ -133,3 +133,20 @@ def hide_first(path: Path, frames: int, rate: int = 30) -> None:
     (scale,) = struct.unpack_from(">I", data, data.index(b"mdhd") + 16)
     struct.pack_into(">Ii", data, at, duration, begin + frames * scale // rate)
     path.write_bytes(data)
+
+
+def set_edits(path: Path, *edits: tuple[int, int], rate: int = 25) -> None:
+    """Let the edit list of an MP4 show `edits`: each a first frame and a number of frames.
+
+    The file has as many edits before: a video that begins later than at 0 has two.
+    """
+    data = bytearray(path.read_bytes())
+    at = data.index(b"elst") + 12  # after version, flags and the number of entries
+    (media_scale,) = struct.unpack_from(">I", data, data.index(b"mdhd") + 16)
+    (movie_scale,) = struct.unpack_from(">I", data, data.index(b"mvhd") + 16)
+    assert struct.unpack_from(">I", data, at - 4) == (len(edits),)
+    _, begin = struct.unpack_from(">Ii", data, at + 12 * (len(edits) - 1))
+    for number, (first, count) in enumerate(edits):
+        times = count * movie_scale // rate, begin + first * media_scale // rate
+        struct.pack_into(">Ii", data, at + 12 * number, *times)
+    path.write_bytes(data)

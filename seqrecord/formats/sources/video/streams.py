@@ -4,9 +4,10 @@ A file is cut at frames where decoding can start. Unselected frames of a GOP are
 shown: frames before an episode's first one, frames hidden by an edit list, and frames between the
 rows of a slower table. So copied packets decode to identical bits.
 
-Frames come decoded, and are encoded again by the writer, in three cases: more than 256 frames
+Frames come decoded, and are encoded again by the writer, in four cases: more than 256 frames
 between two possible starts (as in open GOPs, whose frames refer to frames before the keyframe),
-other codecs, and rotated video, since packets do not contain the rotation.
+other codecs, frames that refer to others that an edit list skips, and rotated video, since packets
+do not contain the rotation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from seqrecord.store.feature_kinds import pixel_kind
 from seqrecord.store.originals.protocol import OtherSizeError
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.video.config import GREY16, VideoConfig
-from seqrecord.video.decoding import EXACT_CROP, describe_video
+from seqrecord.video.decoding import EXACT_CROP, describe_video, display_order
 from seqrecord.video.depth import DepthScale
 from seqrecord.video.encoding import is_odd
 from seqrecord.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, DecodedFrame, Gop
@@ -102,6 +103,7 @@ def read_gops(
                 )
                 if reason:
                     break
+            reason = reason or _reason_of_edits(file, packets)
             if not reason:
                 for gop in _pass_through(file, packets, rows):
                     yield replace(gop, config=config)
@@ -332,6 +334,24 @@ def _reason_to_decode(file: VideoFile, group: list[_SelectedPacket]) -> str:
     if any(packet.is_key for packet, _ in group[1:]):
         return "open GOPs: frames refer to frames before their keyframe"
     return f"keyframes are more than {MAX_GOP_FRAMES} frames apart"
+
+
+def _reason_of_edits(file: VideoFile, group: list[_SelectedPacket]) -> str:
+    """Return why packets with hidden ones cannot be one `Gop`; empty if they can.
+
+    An edit list may skip packets, and in open GOPs frames refer to some before their keyframe.
+    Decodes these groups only.
+    """
+    if all(packet.is_shown for packet, _ in group):
+        return ""
+    packets = (file.bare_packet(packet.data, i == 0) for i, (packet, _) in enumerate(group))
+    selected = [i for i, (_, is_selected) in enumerate(group) if is_selected]
+    try:
+        decoded = [i for i in display_order(file.codec, packets) if i in selected]
+    except video_errors():  # damaged packets, whose rows have errors of their own
+        return ""
+    is_whole = decoded == sorted(selected, key=lambda i: group[i][0].tick)
+    return "" if is_whole else "frames refer to others that an edit list skips"
 
 
 def _pass_through(file: VideoFile, group: list[_SelectedPacket], rows: _RowFrames) -> Iterator[Gop]:
