@@ -223,7 +223,7 @@ def _s3(stack: ExitStack) -> Callable[[Path], dict[str, Any]]:
 
 _COLUMNS = (  # heading, figure, unit, format
     ("waiting, %", "waiting", 0.01, ".0f"),
-    ("own work / alone", "slower", 1.0, ".2f"),
+    ("slowdown", "slower", 1.0, ".2f"),
     ("alone, ms", "alone", 1e-3, ".1f"),
     ("95th percentile, ms", "p95", 1e-3, ".1f"),
     ("without a core, %", "queued", 0.01, ".0f"),
