@@ -56,8 +56,11 @@ class Version(NamedTuple):
 
     def completed(self, other: Version) -> Version:
         """This version, with what only the other answer says."""
-        pairs = zip(self, other, strict=True)
-        return Version(*(theirs if mine is None else mine for mine, theirs in pairs))
+        return Version(
+            self.tag if self.tag is not None else other.tag,
+            self.modified if self.modified is not None else other.modified,
+            self.size if self.size is not None else other.size,
+        )
 
 
 class FsspecReader:

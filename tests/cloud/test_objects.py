@@ -417,11 +417,11 @@ def test_a_range_behind_the_end_of_a_shorter_version(tmp_path: Path) -> None:
 
 def _answering(*versions: tuple[str, str, str]) -> CannedServer:
     """A server that answers with `abcd`, and in turn these totals, e-tags and times."""
-    heads = [
-        {"Content_Range": f"bytes 0-3/{total}", "ETag": tag, "Last_Modified": time}
+    answers = [
+        answer(206, b"abcd", Content_Range=f"bytes 0-3/{total}", ETag=tag, Last_Modified=time)
         for total, tag, time in versions
     ]
-    return CannedServer([Canned(answer(206, b"abcd", **head)) for head in heads])
+    return CannedServer([Canned(item) for item in answers])
 
 
 def test_units_of_ranges_ignore_case() -> None:

@@ -207,7 +207,7 @@ class Timestamps:
     def window(self, seconds: Seconds, before: list[int], after: list[int]) -> TimedWindow:
         """Return the window for these times; for `before` and `after`, see `frames_needed`."""
         first, last = min(seconds.time_list), max(seconds.time_list)
-        is_nearest = isinstance(seconds, _NearestSeconds)
+        outside = seconds.outside_tolerance if isinstance(seconds, _NearestSeconds) else None
         return TimedWindow(
             seconds.time_list,
             seconds.tolerance,
@@ -217,7 +217,7 @@ class Timestamps:
             frames_before=tuple(before),
             frames_after=tuple(after),
             clock=self,
-            outside_tolerance=seconds.outside_tolerance if is_nearest else None,
+            outside_tolerance=outside,
         )
 
     def frames_needed(self, seconds: Seconds) -> IntArray:
