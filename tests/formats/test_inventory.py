@@ -249,7 +249,7 @@ def test_the_inventory_of_webdataset(tmp_path: Path) -> None:
 def test_the_inventory_of_lerobot(tmp_path: Path, version: str) -> None:
     root = unpack(tmp_path, f"lerobot_video_{version}")
     info = json.loads((root / "meta/info.json").read_text())
-    info["splits"] = {"train": "0:3", "val": "10%"}
+    info["splits"] = {"train": "0:3", "held/out": "2:3", "val": "10%"}
     info["features"]["observation.images.front"]["info"] = {"video.fps": 30}
     (root / "meta/info.json").write_text(json.dumps(info))
     if version == "v3":
@@ -275,6 +275,8 @@ def test_the_inventory_of_lerobot(tmp_path: Path, version: str) -> None:
         f"left out  {stats}: 1 file, recomputed",
         f"left out  {positions}, follows from the frame's position",
         "note      split val ignored: '10%' is not a range of episodes",
+        "note      split 'held/out' in the metadata only: its name is not [A-Za-z0-9_][A-Za-z0-9_.-]{0,99}",  # noqa: E501
+        "note      splits overlap: an episode is in the last one that has it",
         f"note      {rates}",
     }
     chosen = inventory_of(open_source(root, without_video=True)).left_out

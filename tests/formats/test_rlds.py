@@ -42,10 +42,18 @@ def test_a_dataset_written_by_tfds(tmp_path: Path) -> None:
         "file": TRAIN,
         "episode_metadata": {"file_path": "/data/train/1.h5", "success": False, "weight": 0.25},
     }
+    assert [info.split for info in source.episodes()] == ["train", "train", "val"]
     (tmp_path / "arm" / "1.0.1").mkdir()
     (tmp_path / "arm" / "1.0.1" / "features.json").write_text("{}")
     with pytest.raises(SourceError, match=r"several TFDS datasets; .*got: 1.0.0, 1.0.1"):
         open_source(tmp_path / "arm").schema()
+
+
+def test_episodes_that_are_all_in_train_have_no_split(tmp_path: Path) -> None:
+    root = unpack(tmp_path)
+    for name in ("dataset_info.json", "arm-val.tfrecord-00000-of-00001"):
+        (root / name).unlink()
+    assert [info.split for info in open_source(root).episodes()] == [None, None]
 
 
 # --- messages --------------------------------------------------------------------------------

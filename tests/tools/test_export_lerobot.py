@@ -15,7 +15,13 @@ import pytest
 
 import seqrecord
 from seqrecord import open_source
-from seqrecord.edit import delete_episodes, merge_datasets, split_episodes, trim_episodes
+from seqrecord.edit import (
+    delete_episodes,
+    merge_datasets,
+    split_dataset,
+    split_episodes,
+    trim_episodes,
+)
 from seqrecord.errors import ClipError, CodecError, DestinationError, SchemaError
 from seqrecord.export import to_lerobot
 from tests.formats.format_cases.mcap import recording
@@ -24,7 +30,7 @@ from tests.formats.test_video_streams import CASES, FRAMES, made
 from tests.formats.video_gops import gops_of
 from tests.kit.command_line import run
 from tests.kit.datasets import noise, write_dataset
-from tests.kit.lerobot_data import FEATURES, FPS
+from tests.kit.lerobot_data import FEATURES, FPS, edit_info
 from tests.kit.lerobot_data import episodes as lerobot_episodes
 from tests.kit.lerobot_language_data import annotate
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
@@ -202,6 +208,26 @@ def test_splits_are_ranges(tmp_path: Path, records: Path, caplog: pytest.LogCapt
     split_episodes(records, ["episode_000000", "episode_000002"], "train")
     assert exported("moved") == ({"train": "0:2"}, [0, 2, 1])
     assert "splits are not consecutive episodes" in caplog.text
+
+
+def test_splits_of_a_lerobot_dataset_come_back(tmp_path: Path) -> None:
+    """All episodes in `train` are nobody's choice: they can still be divided."""
+    root, keys = unpack(tmp_path), [f"episode_{number:06d}" for number in range(3)]
+    cases: list[tuple[dict[str, str], dict[str, list[str]]]] = [
+        ({"train": "0:2", "val": "2:3"}, {"train": keys[:2], "val": keys[2:]}),
+        ({"val": "0:3"}, {"val": keys}),
+        ({"train": "0:2"}, {"train": keys[:2]}),
+        ({"train": "0:3"}, {}),
+    ]
+    for number, (declared, stored) in enumerate(cases):
+        edit_info(root, splits=declared)
+        records = tmp_path / f"records{number}"
+        seqrecord.convert(open_source(root), records, workers=1)
+        with seqrecord.open(records) as dataset:
+            assert {name: [*episodes] for name, episodes in dataset.splits.items()} == stored
+        out = to_lerobot(records, tmp_path / f"out{number}")
+        assert json.loads((out / "meta/info.json").read_text())["splits"] == declared
+    assert split_dataset(records, {"train": 0.7, "val": 0.3}) == {"train": 2, "val": 1}
 
 
 def test_statistics(tmp_path: Path, records: Path) -> None:

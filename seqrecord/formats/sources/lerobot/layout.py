@@ -102,6 +102,11 @@ class LeRobotInfo:
         """Names of features stored as video."""
         return [name for name, feature in self.features.items() if feature.dtype == "video"]
 
+    def split_of(self, episode: int) -> str | None:
+        """Return the split of an episode number: the last one that has it; `None` without one."""
+        names = [name for name, numbers in self.splits.items() if episode in numbers]
+        return names[-1] if names else None
+
 
 @dataclass(frozen=True)
 class LeRobotVideo:

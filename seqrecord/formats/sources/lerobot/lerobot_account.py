@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 from seqrecord.formats.sources.common.parquet_tables import ParquetTable
@@ -31,8 +32,9 @@ from seqrecord.formats.sources.video.notes import FileNotes
 from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.files import is_file
 from seqrecord.in_place.remote import remote_files
+from seqrecord.store.format.manifest import SPLIT_NAME
 from seqrecord.store.schema import Schema
-from seqrecord.store.text import counted
+from seqrecord.store.text import counted, repr_of
 
 _logger = logging.getLogger("seqrecord")
 
@@ -178,6 +180,13 @@ class LeRobotAccount:
         """Assumptions, and what is not checked."""
         for name, value in self.info.other_splits.items():
             yield f"split {name} ignored: {value} is not a range of episodes"
+        for name in self.info.splits:
+            if not SPLIT_NAME.fullmatch(name):
+                shown, form = repr_of(name, 80), SPLIT_NAME.pattern
+                yield f"split {shown} in the metadata only: its name is not {form}"
+        ranges = sorted((n.start, n.stop) for n in self.info.splits.values() if n)
+        if any(stop > start for (_, stop), (start, _) in pairwise(ranges)):
+            yield "splits overlap: an episode is in the last one that has it"
         for name in self.info.videos:
             rate, fps = self.info.features[name].video_fps, self.info.fps
             if rate is not None and rate != fps:

@@ -17,6 +17,7 @@ from seqrecord.errors import SchemaError, SourceError, located
 from seqrecord.formats.sources.common.embedded import embedded_spec
 from seqrecord.formats.sources.common.originals import FirstError, InPlace, files_below
 from seqrecord.formats.sources.common.specs import UnsupportedError, select_names, text_spec
+from seqrecord.formats.sources.common.splits import stored_split
 from seqrecord.formats.sources.inventory import Account
 from seqrecord.formats.sources.lerobot.counts import (
     check_tasks,
@@ -85,7 +86,8 @@ class LeRobotSource(InPlace):
     feature `task`; `subtask_index` becomes `subtask` if there is `meta/subtasks.parquet`; so do
     GR00T's `annotation.…` columns if there is `meta/modality.json`. An episode's metadata has
     `episode_index` (its number in this dataset), `tasks`, `robot_type`, `split`, and `names` of
-    feature elements.
+    feature elements. Splits of `info.json` are stored, unless all episodes are in `train`, which is
+    what LeRobot writes if nobody divides them: `seqrecord split` does.
 
     Of lerobot's language columns, `language_persistent` is in an episode's metadata;
     `language_events` is a text feature, each frame's list as JSON, empty without events. `language`
@@ -387,14 +389,19 @@ class LeRobotSource(InPlace):
         metadata: dict[str, Any] = {"episode_index": episode.index, "tasks": list(episode.tasks)}
         if self._info.robot_type is not None:
             metadata["robot_type"] = self._info.robot_type
-        for name, numbers in self._info.splits.items():
-            if episode.index in numbers:
-                metadata["split"] = name
+        if (split := self._info.split_of(episode.index)) is not None:
+            metadata["split"] = split
         if names := self._names:
             metadata["names"] = names
         if (rows := self._persistent_of(episode)) is not None:
             metadata[PERSISTENT] = rows
-        return EpisodeInfo(episode.key, max(episode.length, 1), metadata, fps=self._info.fps)
+        num_frames, split = max(episode.length, 1), stored_split(split, self._split_names)
+        return EpisodeInfo(episode.key, num_frames, metadata, self._info.fps, split)
+
+    @cached_property
+    def _split_names(self) -> frozenset[str | None]:
+        """Splits of all episodes; `None` of those without one."""
+        return frozenset(self._info.split_of(e.index) for e in self._episodes.values())
 
     @cached_property
     def _names(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from seqrecord.formats.sources.common.specs import (
     select_names,
     text_spec,
 )
+from seqrecord.formats.sources.common.splits import stored_split
 from seqrecord.formats.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.formats.sources.rlds.layout import (
     FEATURES,
@@ -65,7 +66,8 @@ class RldsSource(Originals):
         ROOT/features.json, ROOT/dataset_info.json
         ROOT/NAME-train.tfrecord-00000-of-00042             one record per episode
 
-    Episode keys are `train/000000`: split and index in the split. A feature is a value per step:
+    Episode keys are `train/000000`: split and index in the split. Splits are stored, unless all
+    episodes are in `train`: `seqrecord split` divides these. A feature is a value per step:
     `observation/image` becomes `observation.image`; images are uint8 or uint16, [H, W] or [H, W,
     C]. Texts such as `language_instruction` are text features. So are labels with names
     (`ClassLabel`), since their numbers differ between datasets. TFRecord stores float64 as float32.
@@ -95,12 +97,15 @@ class RldsSource(Originals):
     def episodes(self) -> Sequence[EpisodeInfo]:
         episodes: list[EpisodeInfo] = []
         ordinal, split = 0, None
-        for shard in find_shards(self._folder):
+        shards = find_shards(self._folder)
+        all_splits = {shard.split for shard in shards}
+        for shard in shards:
             if shard.split != split:
                 ordinal, split = 0, shard.split
             infos = self._infos(shard, ordinal)
             ordinal += len(infos)
-            episodes += infos
+            stored = stored_split(split, all_splits)
+            episodes += [replace(info, split=stored) for info in infos]
         if not episodes:
             raise SourceError("TFDS dataset without episodes", file=str(self._folder))
         self._seen[:] = episodes
