@@ -65,9 +65,13 @@ def test_compressed_aloha_equals_its_own_reader(tmp_path: Path) -> None:
     assert "compress_len" not in source.schema()
     assert str(source.schema()[name]) == f"{name}: uint8 [6, 8, 3]"
     rgb = frames_of(Hdf5Source(tmp_path, jpeg_order="rgb"))
-    for frame, other, image in zip(frames_of(source), rgb, own, strict=True):
+    mapped = Hdf5Source(tmp_path, keep_encoded=True, map={"image": "/observations/images/cam_low"})
+    assert mapped.schema()["image"].codec == ()
+    frames = zip(frames_of(source), rgb, frames_of(mapped), own, strict=True)
+    for frame, other, mapped_frame, image in frames:
         np.testing.assert_array_equal(frame[name], image, strict=True)
         np.testing.assert_array_equal(other[name], image[..., ::-1], strict=True)
+        np.testing.assert_array_equal(mapped_frame["image"], image, strict=True)
     assert Hdf5Source(tmp_path, keep_encoded=True).schema()[name].codec == ()
     kept = Hdf5Source(tmp_path, keep_encoded=True, jpeg_order="rgb")
     assert kept.schema()[name].codec == ({"id": "seqrecord.image", "format": "jpeg"},)

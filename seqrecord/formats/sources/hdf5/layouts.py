@@ -59,7 +59,7 @@ class Hdf5Episode:
     """An episode in an open file.
 
     Args:
-        layout: name of the layout.
+        layout: name of the layout, `mapped` if the user's `map` takes its place.
         stored: datasets by feature name.
         left_out: paths of datasets that cannot be features.
         optional: features read only if selected by name.
@@ -69,6 +69,7 @@ class Hdf5Episode:
         videos: video files by feature name, one frame per row.
         datasets: all datasets of the episode's group, by path.
         is_mapped: whether the user's `map` defines the features.
+        jpeg_order: channels of JPEGs: `bgr` for ALOHA's recorder, also of mapped features.
     """
 
     layout: str
@@ -81,6 +82,7 @@ class Hdf5Episode:
     videos: Mapping[str, Path] = field(default_factory=dict)
     datasets: Mapping[str, Any] = field(default_factory=dict)
     is_mapped: bool = False
+    jpeg_order: str = "rgb"
 
 
 def groups(file: Any) -> list[str]:
@@ -106,17 +108,16 @@ def read_episode(
     if group != "/" and group_of(file, group) is None:
         raise SourceError(f"missing group {group}")
     datasets_by_path = datasets(file[group])
-    if group != "/":
+    layout = _layout_of(file, group, datasets_by_path)
+    if layout == "robomimic":
         episode = _robomimic(file, path, group, {} if places else datasets_by_path)
     elif places:
         episode = Hdf5Episode(
             "mapped", {}, num_frames=declared_rows(file), metadata=attributes(file)
         )
-    elif group_of(file, "action") is not None and group_of(file, "observation") is not None:
+    elif layout == "DROID":
         episode = _droid(file, datasets_by_path, path)
-    elif "action" in datasets_by_path and any(
-        name.startswith("observations/") for name in datasets_by_path
-    ):
+    elif layout == "ALOHA":
         episode = _aloha(file, datasets_by_path, path)
     else:
         shown = [f"/{name} {list(datasets_by_path[name].shape)}" for name in datasets_by_path]
@@ -128,7 +129,18 @@ def read_episode(
         )
     if places:
         episode = replace(episode, stored=_map_features(datasets_by_path, places), is_mapped=True)
-    return replace(episode, datasets=datasets_by_path)
+    order = "bgr" if layout == "ALOHA" else "rgb"
+    return replace(episode, datasets=datasets_by_path, jpeg_order=order)
+
+
+def _layout_of(file: Any, group: str, datasets_by_path: Mapping[str, Any]) -> str | None:
+    """Return the layout of an episode, `None` if it is unknown; a map does not change it."""
+    if group != "/":
+        return "robomimic"
+    if group_of(file, "action") is not None and group_of(file, "observation") is not None:
+        return "DROID"
+    has_observations = any(name.startswith("observations/") for name in datasets_by_path)
+    return "ALOHA" if "action" in datasets_by_path and has_observations else None
 
 
 def _aloha(file: Any, datasets_by_path: Mapping[str, Any], path: Path) -> Hdf5Episode:

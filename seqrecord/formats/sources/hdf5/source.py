@@ -80,8 +80,8 @@ class Hdf5Source(ScannedSource):
         map: paths in the file by feature name, for other layouts. A file is then one episode, or
             has robomimic's demonstrations, in which the paths are.
         jpeg_order: channels of JPEGs: `rgb` as JPEG defines, or `bgr`. The default is `bgr` for
-            ALOHA, whose recorder passes RGB to OpenCV as BGR, else `rgb`; frames are as in
-            ALOHA's reader.
+            ALOHA, also with `map`: its recorder passes RGB to OpenCV as BGR, and frames are as in
+            its reader. Else it is `rgb`.
         without_video: exclude DROID's videos.
         in_place: reference video packets, and arrays of at least 4 KiB per frame, if they are
             unfiltered and each chunk contains whole frames.
@@ -247,7 +247,7 @@ class Hdf5Source(ScannedSource):
         return hdf5_spec(spec, dataset, path) if self.in_place and not episode.videos else spec
 
     def _is_bgr(self, data: bytes, episode: Hdf5Episode, path: Path) -> bool:
-        order = self.jpeg_order or ("bgr" if episode.layout == "ALOHA" else "rgb")
+        order = self.jpeg_order or episode.jpeg_order
         return order == "bgr" and image_format(data, path) == "jpeg"
 
     def _read(self, episode: Hdf5Episode, path: Path) -> Iterator[Frame]:
