@@ -13,7 +13,7 @@ from seqrecord.errors import LocationError
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.storage.parallel import MAX_REQUESTS
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import parse_size
+from seqrecord.store.units import parse_flag, parse_size
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,9 @@ def _name(value: Any) -> str:
     return value
 
 
-_FLAGS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(
-    ("false", "0", "no", "off"), False
-)
 _KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "backend": (_name, "a name"),
-    "mount": (lambda value: _FLAGS[str(value).lower()], "true or false"),
+    "mount": (parse_flag, "true or false"),
     "deadline": (_positive, "a number above 0"),
     "max_retry_after": (_positive, "a number of seconds above 0"),
     "max_requests": (_count, "a whole number of at least 1"),

@@ -1,4 +1,4 @@
-"""Checks and parsing of arguments: integers, seeds, sizes in bytes, durations in seconds.
+"""Checks and parsing of arguments: integers, seeds, flags, sizes in bytes, durations in seconds.
 
 Errors name the argument, the expected values and the given value. `Progress` is what functions
 report to a `progress` argument.
@@ -24,6 +24,10 @@ for _power, _prefix in enumerate("KMGTP", start=1):
     _UNITS |= {f"{_prefix}B": 1000**_power, f"{_prefix}IB": 1024**_power}
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+_FLAGS = dict.fromkeys(("true", "1", "yes", "on"), True) | dict.fromkeys(
+    ("false", "0", "no", "off"), False
+)
 
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
@@ -90,6 +94,17 @@ def parse_duration(text: str) -> float:
     if match is None or match[2] not in _SECONDS:
         raise ValueError(f"not a duration: {text[:50]!r}; write for example 7d, 12h or 30m")
     return float(Fraction(match[1]) * _SECONDS[match[2]])
+
+
+def parse_flag(value: object) -> bool:
+    """A bool, or its text from a command line: `true`, `False`, `yes`, `off`, `1`.
+
+    Raises `ValueError` if invalid.
+    """
+    flag = _FLAGS.get(str(value).lower())
+    if flag is None:
+        raise ValueError(f"not a flag: {repr_of(value, 50)}; write true or false")
+    return flag
 
 
 def format_size(size: int) -> str:

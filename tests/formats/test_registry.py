@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,15 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import seqrecord
 from seqrecord import EpisodeInfo, FeatureSpec, Schema, open_source
 from seqrecord.errors import LocationError, SourceError
 from seqrecord.sources import (
     FolderSource,
+    Hdf5Source,
+    LeRobotSource,
+    RldsSource,
     SourceFormat,
     TartanAirSource,
     VideoSource,
+    WebDatasetSource,
+    ZarrSource,
     format_names,
 )
 from tests.formats.cases import upload
@@ -237,3 +244,38 @@ def test_a_part_of_a_lerobot_dataset(tmp_path: Path) -> None:
     assert isinstance(open_source(root / "videos", format="videos"), VideoSource)
     with pytest.raises(SourceError, match="part of a LeRobot dataset"):
         open_source(next(root.rglob("*.mp4")))
+
+
+def test_switches_may_be_texts(tmp_path: Path) -> None:
+    """`--source-option` passes any text that is not JSON, and each text is true in Python."""
+    folder = tmp_path / "in" / "episode" / "rgb"
+    folder.mkdir(parents=True)
+    for number in (0, 1, 5):
+        Image.fromarray(np.zeros((4, 5, 3), np.uint8)).save(folder / f"{number}.png")
+    for value, is_on in ((True, 1), ("True", 1), ("yes", 1), ("on", 1), (1, 1), (False, 0)):
+        source = open_source(tmp_path / "in", allow_gaps=value)
+        assert source.allow_gaps is bool(is_on)  # type: ignore[attr-defined]
+    write = partial(run, "write", "--src", tmp_path / "in", "--workers", "1")
+    for value in ("false", "False", "no", "OFF", "0"):
+        option = ("--source-option", f"allow_gaps={value}", "--dst", tmp_path / value)
+        assert "gap in the frame numbers" in write(*option, code=1).output
+    for wrong in ("none", "", "2", "[]"):
+        option = ("--source-option", f"allow_gaps={wrong}", "--dst", tmp_path / "wrong")
+        message = r"invalid option allow_gaps; expected: true or false; got: '?"
+        assert re.search(message + re.escape(wrong), write(*option, code=1).output)
+    switches: list[tuple[Any, str]] = [
+        *(
+            (WebDatasetSource, "allow_gaps"),
+            (VideoSource, "by_folder"),
+            (RldsSource, "keep_encoded"),
+        ),
+        *(
+            (LeRobotSource, "without_video"),
+            (Hdf5Source, "without_video"),
+            (ZarrSource, "in_place"),
+        ),
+    ]
+    for source_class, name in switches:
+        assert getattr(source_class(tmp_path, **{name: "no"}), name) is False
+        with pytest.raises(SourceError, match=f"invalid option {name}"):
+            source_class(tmp_path, **{name: "maybe"})

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -29,6 +29,8 @@ from seqrecord.in_place.references import referring_schema
 from seqrecord.store.originals.protocol import EpisodeInfo
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.text import repr_of
+from seqrecord.store.units import parse_flag
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -73,6 +75,10 @@ class Originals:
         root = find_original(self.root, takes_files=self.takes_files)
         object.__setattr__(self, "root", root)
         check_exif(self.exif)
+        for option in fields(self):
+            if option.type in ("bool", bool):
+                flag = _flag(option.name, getattr(self, option.name))
+                object.__setattr__(self, option.name, flag)
         if self.features is not None:
             object.__setattr__(self, "features", tuple(self.features))
         if self.features == ():
@@ -332,6 +338,15 @@ def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
     """Sort key with `frame_2` before `frame_10`; a total order."""
     parts = _DIGITS.split(name)
     return [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts)], name
+
+
+def _flag(name: str, value: object) -> bool:
+    # A text that is not JSON stays one in `--source-option`, and `no` would be true.
+    try:
+        return parse_flag(value)
+    except ValueError as error:
+        got = repr_of(value, 50)
+        raise SourceError(f"invalid option {name}", expected="true or false", got=got) from error
 
 
 def _first_files(root: Path) -> Iterator[Path]:
