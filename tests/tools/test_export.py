@@ -411,6 +411,38 @@ def test_text_bytes_kinds_and_frames_a_second(tmp_path: Path) -> None:
     assert (caught.value.feature, caught.value.frame) == ("note", 0)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_frames_without_a_number_or_a_name_stay_without(tmp_path: Path, workers: int) -> None:
+    names = ("frame_number", "frame_name")
+    numbers, texts = [100, None, 102], [None, "b", "c"]
+    episodes = {
+        "a": columns(x=np.arange(3), frame_number=map(_int64, numbers), frame_name=texts),
+        "b": columns(x=np.arange(3)),
+    }
+    features = {name: {"kind": name} for name in names}
+    write_dataset(tmp_path / "records", episodes, features=features)
+    with seqrecord.open(tmp_path / "records") as dataset:
+        to_files(dataset, None, tmp_path / "both")
+        to_files(dataset, "a", tmp_path / "apart")
+        to_files(dataset, "b", tmp_path / "apart", features=["x"])
+        for name in ("both", "apart"):
+            again = tmp_path / f"{name}-again"
+            convert(open_source(tmp_path / name), again, workers=workers)
+            assert frames_of(seqrecord.open(again)) == frames_of(dataset)
+    # Beside other episodes, files have numbers that no export has described.
+    to_files(tmp_path / "records", "b", tmp_path / "mixed", features=["x"])
+    (tmp_path / "mixed" / "c").mkdir()
+    np.save(tmp_path / "mixed" / "c" / "x.npy", np.arange(2))
+    source = FolderSource(tmp_path / "mixed")
+    for info in source.episodes():
+        found = [int(np.asarray(frame["frame_number"])) for frame in source.frames(info)]
+        assert found == [*range(info.num_frames)]
+
+
+def _int64(number: int | None) -> Any:
+    return None if number is None else np.int64(number)
+
+
 def test_the_fps_argument_is_for_episodes_without_fps(tmp_path: Path) -> None:
     episodes = {"e0": [{"x": 0}], "e1": [{"x": 1}]}
     write_dataset(tmp_path / "records", episodes, rates={"e0": 12.5})

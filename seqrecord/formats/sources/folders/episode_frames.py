@@ -58,18 +58,22 @@ def read_frames(
     in_place: bool = False,
     exif: str | None = None,
     columns: Sequence[str] | None = None,
+    described: Collection[str] = (),
 ) -> Iterator[Frame]:
     """Yield the features of `schema` frame by frame; frames may lack `sparse` ones.
 
     With `in_place`, kept images are a `ReferencedFile`. Raises `SourceError` before the first frame
     if lengths or frame names of features disagree, and for a gap in the frame numbers. `columns`
-    name the columns of `.bin` files.
+    name the columns of `.bin` files. `described` are the features of all exported episodes: there,
+    frames without one get no value from the names of files, which the export has made.
     """
     reader = _FrameReader(in_place, exif, columns)
     listing = look(path)
     if METADATA in listing.names:
         read_metadata(path / METADATA)
+    recorded: Collection[str] = ()
     if DESCRIPTION in listing.names:
+        recorded = described
         episode_data = _find_exported(path, schema, read_description(path))
     else:
         episode_data = _find_features(path, listing, schema, sparse)
@@ -93,7 +97,7 @@ def read_frames(
                 frame_path = path / feature.folder / feature.files.names[key]
                 with located(SourceError, feature=name, frame=index):
                     frame[name] = reader.read(frame_path, spec, feature.member)
-            elif spec.kind in name_values:
+            elif spec.kind in name_values and name not in recorded:
                 frame[name] = name_values[spec.kind]
         yield frame
 

@@ -194,6 +194,7 @@ class FolderSource(NumberedFrames, ScannedSource):
                 in_place=self.in_place,
                 exif=self.exif,
                 columns=self.columns,
+                described=self._described,
             )
 
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64] | None:
@@ -211,6 +212,11 @@ class FolderSource(NumberedFrames, ScannedSource):
     @cached_property
     def _found_episodes(self) -> list[EpisodeFolder]:
         return find_episodes(self.path, self.sparse)
+
+    @cached_property
+    def _described(self) -> set[str]:
+        """Features of the exported episodes, filled by `scan`."""
+        return set()
 
     @cached_property
     def _rows(self) -> dict[Path, RowFiles]:
@@ -253,6 +259,7 @@ class FolderSource(NumberedFrames, ScannedSource):
                 offered = {*(*episode.folders, *episode.arrays, *self._rows[episode.path].features)}
                 if episode.is_exported:
                     exported_features = read_description(episode.path).by_name
+                    self._described.update(exported_features)
                     offered = {*exported_features}
                 selected_names = filter(self._wants, exported_features)
                 exported_specs |= {name: exported_features[name].spec for name in selected_names}
@@ -390,28 +397,11 @@ class FolderSource(NumberedFrames, ScannedSource):
                 num_frames, fps, split = len(description.frames), description.fps, description.split
             else:  # `frames` checks that all features have as many
                 num_frames = self._num_frames(episode) or self._rows[episode.path].num_frames
-                metadata = self._files(episode, num_frames, names)
+                metadata = _file_metadata(episode, num_frames, names, self.sparse)
                 metadata |= self._text_metadata(episode, names)
             if episode.has_metadata:
                 metadata |= read_metadata(episode.path / METADATA)
         return EpisodeInfo(self._key(episode.path), num_frames, metadata, fps, split)
-
-    def _files(
-        self, episode: EpisodeFolder, num_frames: int, names: Collection[str]
-    ) -> dict[str, Any]:
-        """Return file patterns and counts of missing frames, for the metadata."""
-        selected_folders = {n: episode.folders[n] for n in sorted(episode.folders.keys() & names)}
-        files = {
-            name: folder.path_of_number
-            for name, folder in selected_folders.items()
-            if folder.files.pattern
-        }
-        missing_counts = {
-            f"frames_without_{name}": num_frames - selected_folders[name].files.num_frames
-            for name in self.sparse
-            if name in selected_folders
-        }
-        return {"files": files, **missing_counts} if files else missing_counts
 
     def _text_metadata(self, episode: EpisodeFolder, names: Collection[str]) -> dict[str, Any]:
         """Return the camera and the column names of tables, for the metadata."""
@@ -445,3 +435,21 @@ FORMAT = SourceFormat(
     is_fallback=True,
     takes_urls=True,
 )
+
+
+def _file_metadata(
+    episode: EpisodeFolder, num_frames: int, names: Collection[str], sparse: Collection[str]
+) -> dict[str, Any]:
+    """Return file patterns and counts of missing frames, for the metadata."""
+    selected_folders = {n: episode.folders[n] for n in sorted(episode.folders.keys() & names)}
+    files = {
+        name: folder.path_of_number
+        for name, folder in selected_folders.items()
+        if folder.files.pattern
+    }
+    missing_counts = {
+        f"frames_without_{name}": num_frames - selected_folders[name].files.num_frames
+        for name in sparse
+        if name in selected_folders
+    }
+    return {"files": files, **missing_counts} if files else missing_counts
