@@ -949,15 +949,38 @@ def test_a_broken_episode_is_skipped(tmp_path: Path) -> None:
         texts(src / name, **{"poses.txt": "0 0\n" * 5, "K.txt": CAMERAS["K.txt"]})
     texts(src, **{"a/rgb/000000.png": "cut", "d/actions.npy": "cut"})
     texts(src, **{"b/poses.txt": "1 2\n" * 4 + "1 2 3\n"})
+    texts(src, **{"b/camera.json": CAMERAS["camera.json"].replace("5.5", "9" * 400)})
     report = seqrecord.convert(
         FolderSource(src), tmp_path / "records", workers=1, skip_bad_episodes=True
     )
     with seqrecord.open(tmp_path / "records") as dataset:
         assert sorted(dataset.episodes.keys()) == ["b", "c"]
-        assert dataset.episodes["c"].metadata["camera"] == CAMERA
+        assert all(episode.metadata["camera"] == CAMERA for episode in dataset.episodes.values())
     left_out = {each.pattern: each.reason for each in report.inventory.left_out}
     reason = "not a table of numbers: rows of different numbers of columns"
     assert left_out["*/poses.txt"] == reason
+    assert left_out["*/camera.json"] == "camera file: not fx, fy, cx, cy or a camera matrix"
+
+
+@pytest.mark.usefixtures("users_boundary")
+def test_an_unexpected_error_of_a_camera_file_is_in_the_inventory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        _touch(tmp_path / "src" / name / "rgb", *numbered(5))
+        texts(tmp_path / "src" / name, **{"metadata.json": '{"task": "pick"}'})
+    texts(tmp_path / "src" / "b", **{"K.txt": CAMERAS["K.txt"]})
+
+    def fail(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("seqrecord.formats.sources.folders.rows.camera_of_matrix", fail)
+    report = seqrecord.convert(FolderSource(tmp_path / "src"), tmp_path / "records", workers=1)
+    [camera_file] = report.inventory.left_out
+    assert camera_file.pattern == "*/K.txt"
+    assert "camera file: cannot be read (ZeroDivisionError" in camera_file.reason
+    with seqrecord.open(tmp_path / "records") as dataset:
+        assert [episode.metadata["task"] for episode in dataset.episodes.values()] == ["pick"] * 2
 
 
 def test_no_note_about_a_unit_passed_as_argument(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from seqrecord.errors import SourceError
 from seqrecord.formats.sources.common.frame_names import (
     FRAME_NAME,
     FRAME_NUMBER,
@@ -25,7 +26,7 @@ from seqrecord.formats.sources.folders.tree import (
     is_text_name,
 )
 from seqrecord.formats.sources.inventory import Account, LeftOut, not_selected, unread_files
-from seqrecord.in_place.boundary import skipping_unreadable
+from seqrecord.in_place.boundary import reader_boundary, skipping_unreadable
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import counted
 
@@ -83,7 +84,11 @@ def camera_of(episode: EpisodeFolder) -> tuple[dict[str, Any] | None, dict[str, 
             with skipping_unreadable():  # raised by `frames`
                 height, width = image_header(path).shape[:2]
                 sizes.add((height, width))
-    return find_camera(episode.path, episode.cameras, sizes)
+    try:
+        with reader_boundary():
+            return find_camera(episode.path, episode.cameras, sizes)
+    except SourceError as error:  # no frame depends on a camera file
+        return None, dict.fromkeys(episode.cameras, f"camera file: {error.message}")
 
 
 def encoding_notes(

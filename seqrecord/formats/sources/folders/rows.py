@@ -239,7 +239,7 @@ def pinhole(path: Path) -> tuple[float, float, float, float] | None:
             numbers = np.array(values, np.float64)
         else:
             numbers = np.asarray(read_numbers(path).matrix())
-    except (SourceError, ValueError, KeyError, TypeError, RecursionError):
+    except (SourceError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     if numbers.size in (9, 16):
         side = int(numbers.size**0.5)
