@@ -33,6 +33,7 @@ from tests.kit.datasets import noise, write_dataset
 from tests.kit.lerobot_data import FEATURES, FPS, edit_info
 from tests.kit.lerobot_data import episodes as lerobot_episodes
 from tests.kit.lerobot_language_data import annotate
+from tests.kit.lerobot_language_data import row as language_row
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.source_faults import frames_of
 from tests.kit.video_file_data import decoded, pictures
@@ -533,3 +534,33 @@ def test_times_that_differ_from_the_rate_are_named(
         text = run("info", path, "a/b").output
         assert re.search(r"measured fps +28.8 \(mean\)", text)
         assert re.search(r"time error +up to 0.0819 s", text)
+
+
+@pytest.mark.parametrize("first", [0.0, 5.0, np.nan])
+def test_language_times_do_not_depend_on_the_selected_features(
+    tmp_path: Path, first: float
+) -> None:
+    """They count from the episode's first frame; a first time that is no number moves nothing."""
+    frames = [{"action": np.float32(i), "timestamp": np.float64(first + i / 10)} for i in range(4)]
+    records, begin = tmp_path / "records", 0.0 if np.isnan(first) else first
+    metadata = {"a": {"language_persistent": [language_row("subtask", "reach", begin + 0.25)]}}
+    features = {"timestamp": {"kind": "timestamp", "unit": "s"}}
+    write_dataset(records, {"a": frames}, metadata=metadata, features=features, rates={"a": 10.0})
+    for number, selected_features in enumerate((None, ["action"])):
+        out = to_lerobot(records, tmp_path / f"{number}", features=selected_features)
+        [info] = open_source(out).episodes()
+        [text] = info.metadata["language_persistent"]
+        assert text["timestamp"] == 0.25
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_recorded_times_are_kept_if_one_is_no_number(tmp_path: Path, bad: float) -> None:
+    for begin in (0.0, 100.0):
+        times = [begin + time for time in (0.0, 0.1, bad, 0.3)]
+        frames = [
+            {"action": np.float32(i), "timestamp": np.float64(time)} for i, time in enumerate(times)
+        ]
+        records = write(tmp_path / f"{begin}", frames, None)
+        source = open_source(to_lerobot(records, tmp_path / f"{begin}-out", fps=10))
+        recorded = [frame["recorded_timestamp"] for frame in frames_of(source)]
+        np.testing.assert_array_equal(recorded, times)

@@ -12,6 +12,7 @@ The layout is that of lerobot 0.6.1, see https://huggingface.co/docs/lerobot/ler
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -143,8 +144,8 @@ def to_lerobot(
         selection = exported_features(reader, features)
         keys = list(selection.episodes)
         episodes_in_order = [selection.episodes[keys[numbers[place]]] for place in order]
-        writer = _Writer(selection, episodes_in_order, fps, progress, video, rename or {})
-        writer.warn_of_times(reader)
+        writer = _Writer(reader, selection, episodes_in_order, fps, progress, video, rename or {})
+        writer.warn_of_times()
         root = local_path(destination, "destination")
         with disk_errors("the dataset", root), new_folder(root, "the folder", "meta") as target:
             writer.write(target)
@@ -154,6 +155,7 @@ def to_lerobot(
 class _Writer:
     def __init__(
         self,
+        dataset: Dataset,
         reader: Dataset,
         episodes: Sequence[Episode],
         fps: float | None,
@@ -161,6 +163,7 @@ class _Writer:
         video: str | None,
         rename: Mapping[str, str],
     ) -> None:
+        self._dataset = dataset  # whose timestamps count, selected or not
         self._reader, self._episodes = reader, episodes
         self._exported: dict[str, frozenset[bytes]] = {}  # packets by column, of a last GOP
         self._fps = _rate(episodes, fps)
@@ -195,11 +198,11 @@ class _Writer:
                         frame=int(np.argmin(present)),
                     )
 
-    def warn_of_times(self, dataset: Dataset) -> None:
+    def warn_of_times(self) -> None:
         """Log the largest difference of the dataset's timestamps from i / fps."""
         fps, worst_deviation = float(self._fps), (_SAME, "", 0.0)
         for episode in self._episodes:
-            if (rate := measured_rate(dataset.episodes[episode.key], fps)) is not None:
+            if (rate := measured_rate(self._dataset.episodes[episode.key], fps)) is not None:
                 worst_deviation = max(
                     worst_deviation, (rate.max_deviation, episode.key, rate.mean_fps)
                 )
@@ -208,7 +211,7 @@ class _Writer:
             _logger.warning(
                 "%s: rows have the times i / %g; timestamps differ by up to %.3g s (episode %s, "
                 "%.6g frames per second on average)",
-                *(dataset.url, fps, seconds, key, mean_fps),
+                *(self._dataset.url, fps, seconds, key, mean_fps),
             )
 
     def write(self, root: Path) -> None:
@@ -288,11 +291,20 @@ class _Writer:
 
     def _persistent(self, episode: Episode) -> pa.Array:
         """The persistent rows of an episode, with times from its first frame on."""
-        rows, begin = episode.metadata.get(PERSISTENT) or [], 0.0
-        if rows and TIMESTAMP in self._reader.features:
-            begin = float(np.ravel(episode.read([0], features=[TIMESTAMP])[TIMESTAMP])[0])
+        rows = episode.metadata.get(PERSISTENT) or []
+        begin = self._first_time(episode) if rows else 0.0
         shifted_rows = [row | {"timestamp": row["timestamp"] - begin} for row in rows]
         return language_array([shifted_rows], PERSISTENT)
+
+    def _first_time(self, episode: Episode) -> float:
+        """The `timestamp` of an episode's first frame, exported or not; 0 without a finite one."""
+        episode = self._dataset.episodes[episode.key]
+        spec = episode.features.get(TIMESTAMP)
+        is_number = spec is not None and spec.shape in ((), (1,)) and spec.dtype.kind in "iuf"
+        if not is_number or not episode.present(TIMESTAMP)[0]:
+            return 0.0
+        time = float(np.ravel(episode.read([0], features=[TIMESTAMP])[TIMESTAMP])[0])
+        return time if math.isfinite(time) else 0.0
 
     def _collect_video_statistics(self, statistics: StatisticsCollector, episode: Episode) -> None:
         names = {column.feature: column.name for column in self._columns if column.is_video}
@@ -355,7 +367,8 @@ class _Writer:
         for episode in self._episodes:
             times = episode.read(range(len(episode)), features=[TIMESTAMP])[TIMESTAMP]
             regular_times = np.arange(len(episode)) / float(self._fps)
-            if np.abs(times.reshape(-1).astype(np.float64) - regular_times).max(initial=0) > _SAME:
+            deviations = np.abs(times.reshape(-1).astype(np.float64) - regular_times)
+            if not (deviations <= _SAME).all():  # NaN differs, too
                 return True
         return False
 
