@@ -276,7 +276,7 @@ def test_the_inventory_of_lerobot(tmp_path: Path, version: str) -> None:
         f"left out  {positions}, follows from the frame's position",
         "note      split val ignored: '10%' is not a range of episodes",
         "note      split 'held/out' in the metadata only: its name is not [A-Za-z0-9_][A-Za-z0-9_.-]{0,99}",  # noqa: E501
-        "note      splits overlap: an episode is in the last one that has it",
+        "note      splits overlap: an episode gets the last of its splits",
         f"note      {rates}",
     }
     chosen = inventory_of(open_source(root, without_video=True)).left_out

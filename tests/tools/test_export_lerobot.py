@@ -220,6 +220,7 @@ def test_splits_of_a_lerobot_dataset_come_back(tmp_path: Path) -> None:
         ({"train": "0:2"}, {"train": keys[:2]}),
         ({"train": "0:3"}, {}),
     ]
+    records = tmp_path
     for number, (declared, stored) in enumerate(cases):
         edit_info(root, splits=declared)
         records = tmp_path / f"records{number}"

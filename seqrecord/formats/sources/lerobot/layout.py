@@ -103,7 +103,7 @@ class LeRobotInfo:
         return [name for name, feature in self.features.items() if feature.dtype == "video"]
 
     def split_of(self, episode: int) -> str | None:
-        """Return the split of an episode number: the last one that has it; `None` without one."""
+        """Return the last split of an episode number; `None` without one."""
         names = [name for name, numbers in self.splits.items() if episode in numbers]
         return names[-1] if names else None
 

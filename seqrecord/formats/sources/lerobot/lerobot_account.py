@@ -186,7 +186,7 @@ class LeRobotAccount:
                 yield f"split {shown} in the metadata only: its name is not {form}"
         ranges = sorted((n.start, n.stop) for n in self.info.splits.values() if n)
         if any(stop > start for (_, stop), (start, _) in pairwise(ranges)):
-            yield "splits overlap: an episode is in the last one that has it"
+            yield "splits overlap: an episode gets the last of its splits"
         for name in self.info.videos:
             rate, fps = self.info.features[name].video_fps, self.info.fps
             if rate is not None and rate != fps:
