@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -276,6 +279,114 @@ def test_images_of_coded_values_can_only_be_ignored(feature: str, tmp_path: Path
             read(exif)
         assert caught.value.file == str(path)
         assert caught.value.feature == feature
+
+
+# --- cameras of turned images -----------------------------------------------------------------
+
+NUMBERS = (40.0, 41.0, 15.5, 23.0)
+"""fx, fy, cx, cy of images that are 48 x 32 pixels as stored, and 32 x 48 as shown."""
+
+K = [[40.0, 0.0, 15.5], [0.0, 41.0, 23.0], [0.0, 0.0, 1.0]]
+
+
+def put(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encoded(6))
+
+
+def nerfstudio(root: Path, **values: Any) -> None:
+    put(root / "a/images/0.png")
+    frame = {"file_path": "images/0.png", "transform_matrix": np.eye(4).tolist()}
+    (root / "a/transforms.json").write_text(json.dumps({**values, "frames": [frame]}))
+
+
+def realestate10k(root: Path) -> None:
+    put(root / "0123456789abcdef/33367.png")
+    fx, fy, cx, cy = NUMBERS
+    row = [33367, fx / 32, fy / 48, (cx + 0.5) / 32, (cy + 0.5) / 48, 0, 0]
+    text = " ".join(map(str, [*row, *np.eye(4)[:3].ravel().tolist()]))
+    (root / "0123456789abcdef.txt").write_text(f"https://www.youtube.com/watch?v=abc\n{text}\n")
+
+
+def scannet(root: Path) -> None:
+    put(root / "a/color/0.png")
+    for name, matrix in (("pose/0", np.eye(4)), ("intrinsic/intrinsic_color", np.array(K))):
+        (root / f"a/{name}.txt").parent.mkdir()
+        np.savetxt(root / f"a/{name}.txt", matrix)
+
+
+def scannetpp(root: Path) -> None:
+    put(root / "a/iphone/rgb/frame_000000.png")
+    frame = {"aligned_pose": np.eye(4).tolist(), "intrinsic": K}
+    (root / "a/iphone/pose_intrinsic_imu.json").write_text(json.dumps({"frame_000000": frame}))
+
+
+def kitti(root: Path) -> None:
+    put(root / "sequences/00/image_2/000000.png")
+    (root / "sequences/00/times.txt").write_text("0.0\n")
+    matrix = "40 0 15.5 0 0 41 23 0 0 0 1 0"
+    (root / "sequences/00/calib.txt").write_text(f"P0: {matrix}\nP2: {matrix}\n")
+
+
+def tartanair(root: Path) -> None:
+    trajectory = write_v1(root / "house/Easy/P000", make_frames(0, 1, size=(32, 48)))
+    for side in ("left", "right"):
+        put(trajectory / f"image_{side}/000000_{side}.png")
+
+
+def folder(root: Path) -> None:
+    put(root / "tree/run/rgb/000000.png")
+    np.savetxt(root / "tree/run/K.txt", K)
+
+
+SIZED: dict[str, Any] = {"w": 32, "h": 48, "fl_x": 40, "fl_y": 41, "cx": 16, "cy": 23.5}
+HALF: dict[str, Any] = {"w": 16, "h": 24, "fl_x": 20, "fl_y": 20.5, "cx": 8, "cy": 11.75}
+LAYOUTS: dict[str, tuple[Callable[[Path], None], Sequence[float]]] = {
+    "nerfstudio": (partial(nerfstudio, **SIZED), NUMBERS),
+    "nerfstudio, of smaller images": (partial(nerfstudio, **HALF), NUMBERS),
+    "nerfstudio, an angle": (
+        partial(nerfstudio, camera_angle_x=2 * math.atan(16 / 40)),
+        (40.0, 40.0, 15.5, 23.5),
+    ),
+    "realestate10k": (realestate10k, NUMBERS),
+    "scannet": (scannet, NUMBERS),
+    "scannetpp": (scannetpp, NUMBERS),
+    "kitti": (kitti, NUMBERS),
+    "tartanair": (tartanair, (16.0, 16.0, 16.0, 24.0)),
+    "folder": (folder, NUMBERS),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cameras_are_of_turned_images(tmp_path: Path, layout: str) -> None:
+    """Sizes and fractions of them refer to the frames: with `ignore`, to the stored pixels."""
+    write, numbers = LAYOUTS[layout]
+    write(tmp_path)
+    features = ["image_left"] if layout == "tartanair" else None  # arrays are never turned
+    for exif, size in (("apply", (32, 48)), ("ignore", (48, 32))):
+        if exif == "ignore" and "w" in getattr(write, "keywords", {}):
+            continue  # a camera of another aspect ratio
+        source = open_source(tmp_path, features=features, exif=exif)
+        [info] = source.episodes()
+        frame: Any = next(iter(source.frames(info)))
+        [shape] = [np.shape(value) for value in frame.values() if np.ndim(value) == 3]
+        assert shape == (*size[::-1], 3)
+        camera = info.metadata["camera"]
+        assert (camera["width"], camera["height"]) == size
+        if exif == "apply":
+            found = [camera[name] for name in ("fx", "fy", "cx", "cy")]
+            np.testing.assert_allclose(found, numbers)
+
+
+def test_turned_scenes_of_different_sizes(tmp_path: Path) -> None:
+    """Each image is compared with the size of its camera, after the turn."""
+    nerfstudio(tmp_path / "turned", **SIZED)
+    nerfstudio(tmp_path / "small", **SIZED)
+    (tmp_path / "small/a/images/0.png").write_bytes(encoded(pixels=STORED[:24, :16]))
+    source = open_source(tmp_path, exif="apply")
+    assert source.schema()["image"].shape == (None, None, 3)
+    frames: list[Any] = [frame for i in source.episodes() for frame in source.frames(i)]
+    assert [frame["image"].shape[:2] for frame in frames] == [(24, 16), (48, 32)]
 
 
 # --- several images in one file --------------------------------------------------------------

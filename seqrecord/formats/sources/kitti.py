@@ -183,12 +183,14 @@ def _add_calibration(tables: SequenceTables, cameras: Iterable[str]) -> None:
     columns = tables.columns.items()
     images = [c.paths[0] for n, c in columns if n in _IMAGES and isinstance(c, Images)]
     if images:
-        tables.metadata["camera"] = _camera(matrices["P0"], images[0], path)
+        size = image_size(images[0], tables.source.exif)
+        tables.metadata["camera"] = _camera(matrices["P0"], size, path)
         return
     for name in cameras:
         with skipping_unreadable():
             image = _first_image(tables.folder / name)
-            tables.metadata["camera"] = _camera(matrices["P0"], image, path)
+            size = image_size(image, tables.source.exif)
+            tables.metadata["camera"] = _camera(matrices["P0"], size, path)
             tables.files.append(image)
             return
     tables.notes.append("camera unknown: no image has its size")
@@ -208,6 +210,6 @@ def _matrices(path: Path) -> dict[str, Any]:
     return matrices
 
 
-def _camera(matrix: Sequence[float], image: Path, path: Path) -> dict[str, Any]:
-    height, width = image_size(image)
+def _camera(matrix: Sequence[float], size: tuple[int, int], path: Path) -> dict[str, Any]:
+    height, width = size
     return camera_of_matrix(np.reshape(matrix, (3, 4)), (width, height), path).to_json()

@@ -133,7 +133,7 @@ class Images:
             return None
         path = path_of(item)
         if self.sizes and None in spec.shape[:2]:  # fixed sizes are checked with the values
-            self._check_size(item, self.sizes[frame])
+            self._check_size(item, self.sizes[frame], source.exif)
         if source.in_place and page_kind(spec).may_refer(spec):
             return ReferencedFile(str(path))
         if isinstance(item, Path) and path.suffix.lower() in IMAGE_ENDINGS:
@@ -143,8 +143,10 @@ class Images:
         check_spec(array.dtype, array.shape, spec, path)
         return array
 
-    def _check_size(self, item: Path | DecodedFile, required: tuple[int, int] | None) -> None:
-        size = image_size(item)
+    def _check_size(
+        self, item: Path | DecodedFile, required: tuple[int, int] | None, exif: str | None
+    ) -> None:
+        size = image_size(item, exif)
         if required is not None and size != required:
             raise SourceError(
                 "the image has another size than the first image of its camera; resize it, or "
@@ -160,13 +162,15 @@ def path_of(item: Path | DecodedFile) -> Path:
     return item if isinstance(item, Path) else item.path
 
 
-def image_size(item: Path | DecodedFile) -> tuple[int, int]:
-    """Return (height, width) of an image or array, from its header."""
+def image_size(item: Path | DecodedFile, exif: str | None) -> tuple[int, int]:
+    """Return (height, width) of the frame that an image or array becomes, from its header."""
     if isinstance(item, DecodedFile):
         shape: Sequence[int | None] = item.shape()
+    elif item.suffix.lower() in IMAGE_ENDINGS:
+        # Kept images are never turned; those with an orientation are refused when they are read.
+        shape = shape_of(image_header(item), exif, is_kept=False)
     else:
-        is_image = item.suffix.lower() in IMAGE_ENDINGS
-        shape = (image_header if is_image else array_header)(item).shape
+        shape = array_header(item).shape
     return shape[0] or 0, shape[1] or 0
 
 

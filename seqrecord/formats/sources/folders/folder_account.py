@@ -15,7 +15,8 @@ from seqrecord.formats.sources.common.frame_names import (
     TIMESTAMP,
     number_of,
 )
-from seqrecord.formats.sources.common.images import IMAGE_ENDINGS, image_header
+from seqrecord.formats.sources.common.images import IMAGE_ENDINGS
+from seqrecord.formats.sources.common.sequences import image_size
 from seqrecord.formats.sources.folders.encodings import encoding_note
 from seqrecord.formats.sources.folders.rows import RowFiles, find_camera
 from seqrecord.formats.sources.folders.tree import (
@@ -75,15 +76,16 @@ def account_of(
     return Account(reason, packed_places, tuple(left_out), tuple(notes))
 
 
-def camera_of(episode: EpisodeFolder) -> tuple[dict[str, Any] | None, dict[str, str]]:
+def camera_of(
+    episode: EpisodeFolder, exif: str | None
+) -> tuple[dict[str, Any] | None, dict[str, str]]:
     """Return an episode's camera, if there is one, and reasons for unused camera files."""
     sizes = set[tuple[int, int]]()
     for folder in episode.folders.values() if episode.cameras else ():
         path = episode.path / folder.first
         if path.suffix.lower() in IMAGE_ENDINGS:
             with skipping_unreadable():  # raised by `frames`
-                height, width = image_header(path).shape[:2]
-                sizes.add((height, width))
+                sizes.add(image_size(path, exif))
     try:
         with reader_boundary():
             return find_camera(episode.path, episode.cameras, sizes)

@@ -177,7 +177,7 @@ class FolderSource(NumberedFrames, ScannedSource):
     def account(self) -> Account:
         """Report places of features, files that are not packed with reasons, and assumptions."""
         episode_files = [
-            EpisodeFiles(episode, self._rows[episode.path], camera_of(episode)[1])
+            EpisodeFiles(episode, self._rows[episode.path], camera_of(episode, self.exif)[1])
             for episode in self._episodes
         ]
         names, notes = self.schema().keys(), self.scan_result.notes
@@ -405,7 +405,7 @@ class FolderSource(NumberedFrames, ScannedSource):
 
     def _text_metadata(self, episode: EpisodeFolder, names: Collection[str]) -> dict[str, Any]:
         """Return the camera and the column names of tables, for the metadata."""
-        camera, _ = camera_of(episode)
+        camera, _ = camera_of(episode, self.exif)
         metadata: dict[str, Any] = {} if camera is None else {"camera": camera}
         columns = {**self._rows[episode.path].columns}
         for name, folder in episode.folders.items():

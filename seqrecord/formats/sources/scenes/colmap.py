@@ -74,7 +74,7 @@ def _ending(model: Path) -> str:
     return next((e for e in endings if is_file(model / f"cameras{e}")), "")
 
 
-def _read(model: Path) -> Scene:
+def _read(model: Path, _exif: str | None) -> Scene:
     ending = _ending(model)
     paths = [model / f"images{ending}", model / f"cameras{ending}"]
     read_cameras, read_images = (_bin_cameras, _bin_images) if ending == ".bin" else (

@@ -87,7 +87,7 @@ class _FrameFiles:
         return cls(image if image.suffix else image.with_suffix(".png"), other_files)
 
 
-def _read(path: Path) -> Scene:
+def _read(path: Path, exif: str | None) -> Scene:
     content = read_json(path)
     with well_formed(path, "frames, a list of objects with file_path and transform_matrix"):
         frames = [{**frame} for frame in content["frames"]]
@@ -95,7 +95,8 @@ def _read(path: Path) -> Scene:
     frame_files = [_FrameFiles.of(frame, at, path) for at, frame in enumerate(frames)]
     images = [files.image for files in frame_files]
     existing_images = existing_files(images)
-    size = next((image_size(image) for image in images if image in existing_images), None)
+    sizes = (image_size(image, exif) for image in images if image in existing_images)
+    size = next(sizes, None)
     views = []
     cameras: dict[str, Camera | None] = {}
     for at, (frame, files) in enumerate(zip(frames, frame_files, strict=True)):

@@ -44,7 +44,7 @@ def _scannet_places(folder: Path) -> Mapping[str, Path]:
     return {"": folder} if any(map(is_file, paths)) else {}
 
 
-def _read_scannet(folder: Path) -> Scene:
+def _read_scannet(folder: Path, exif: str | None) -> Scene:
     colors, depths = (images_in(folder / name) for name in ("color", "depth"))
     cameras: dict[str, Camera] = {}
     files = []
@@ -52,7 +52,7 @@ def _read_scannet(folder: Path) -> Scene:
         path = folder / "intrinsic" / f"intrinsic_{name}.txt"
         if images and is_file(path):
             files.append(path)
-            height, width = image_size(next(iter(images.values())))
+            height, width = image_size(next(iter(images.values())), exif)
             matrix = read_numbers(path).matrix()
             cameras[feature] = camera_of_matrix(matrix, (width, height), path)
     color, views = cameras.pop(IMAGE, None), []
@@ -72,10 +72,10 @@ def _pose(path: Path) -> FloatArray | None:
     return None if np.isinf(numbers).any() else known_pose_of(numbers, path)
 
 
-def _read_iphone(folder: Path) -> Scene:
+def _read_iphone(folder: Path, exif: str | None) -> Scene:
     path = folder / _IPHONE
     images, depths, masks = (images_in(folder / name) for name in ("rgb", "depth", "rgb_masks"))
-    size = image_size(next(iter(images.values())))[::-1] if images else (0, 0)
+    size = image_size(next(iter(images.values())), exif)[::-1] if images else (0, 0)
     views, notes, poses = [], ["values of IMU are not packed"], read_json(path)
     depth_of: Mapping[str, Path | DecodedFile] = depths
     if not depths and is_file(depth := folder / "depth.bin"):

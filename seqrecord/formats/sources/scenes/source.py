@@ -32,7 +32,7 @@ class SceneSource(SequenceSource):
     Frames are in the order of their images' names. Listed views without an image file are left out;
     the metadata counts them, and frames without a pose, which lack the feature. All conventions
     become one: pixel centres at integers, poses camera-to-world with OpenCV's axes. Intrinsics are
-    in pixels of the stored images; intrinsics of another image size are scaled.
+    in pixels of the frames; intrinsics of another image size are scaled.
 
     Features:
 
@@ -92,7 +92,8 @@ class SceneSource(SequenceSource):
             raise type(error)(error.message, **error.context()) from error
         name, parent = self._layouts[folder]
         with located(SourceError, file=str(folder)):
-            return sequence_of(LAYOUTS[name].read(folder), name, parent, self.wants)
+            scene = LAYOUTS[name].read(folder, self.exif)
+            return sequence_of(scene, name, parent, self.wants, exif=self.exif)
 
     @property
     def _allowed(self) -> Iterable[Layout]:

@@ -76,7 +76,7 @@ _MOST_RATIO = 32  # decompressed bytes per stored byte; Co3D's own files have le
 _MOST_OF_FRAME = 1 << 16  # characters; Co3D's have about 1,500
 
 
-def _read_arkit(folder: Path) -> Scene:
+def _read_arkit(folder: Path, _exif: str | None) -> Scene:
     images, depths, confidences = (
         images_in(folder / f"lowres_{name}") for name in ("wide", "depth", "confidence")
     )
@@ -171,10 +171,10 @@ def _is_re10k_row(words: Sequence[str]) -> bool:
     return _MICROSECONDS.fullmatch(words[0]) is not None
 
 
-def _read_re10k(path: Path) -> Scene:
+def _read_re10k(path: Path, exif: str | None) -> Scene:
     folder = path.with_suffix("")
     images = images_in(folder)
-    size = image_size(next(iter(images.values()))) if images else (0, 0)
+    size = image_size(next(iter(images.values())), exif) if images else (0, 0)
     rows, url = read_rows(path), ""
     # A line of mostly numbers is a row, perhaps a broken one, of a list without its URL.
     if rows.words and 2 * sum(map(is_number, rows.words[0])) <= len(rows.words[0]):
@@ -277,7 +277,7 @@ def _after(text: str, at: int, mark: str) -> int:
     return match.end()
 
 
-def _read_co3d(place: Path) -> Scene:
+def _read_co3d(place: Path, _exif: str | None) -> Scene:
     path, views, missing_names = place.parent / _ANNOTATIONS, [], set[str]()
     for frame in _annotations(path)[place.name]:
         with well_formed(path, "image, viewpoint and mask of each frame"):
@@ -305,9 +305,9 @@ def _read_co3d(place: Path) -> Scene:
                     missing_names.add(name)
                 elif file_path is not None and name == DEPTH:
                     read_depth = partial(_co3d_depth, file_path, float(depth["scale_adjustment"]))
-                    other_files[name] = DecodedFile(
-                        file_path, "<f4", partial(image_size, file_path), read_depth
-                    )
+                    # Encoded values cannot be turned by EXIF.
+                    size_of_depth = partial(image_size, file_path, exif=None)
+                    other_files[name] = DecodedFile(file_path, "<f4", size_of_depth, read_depth)
                 elif file_path is not None:
                     other_files[name] = file_path
             image = inside(root, frame["image"]["path"], path)

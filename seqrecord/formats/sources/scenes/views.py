@@ -97,20 +97,21 @@ class Layout:
         expected: description of its files, for errors.
         fits: whether a folder with these entry names contains scenes.
         holds: the same by the contents of the files, where names do not suffice.
-        read: reads the scene at a place of `places`.
+        read: reads the scene at a place of `places`. Its second argument is the source's `exif`,
+            which decides the sizes of images.
         places: scenes in a folder: suffix of the key to place; by default the folder itself.
     """
 
     name: str
     expected: str
     fits: Callable[[set[str]], bool]
-    read: Callable[[Path], Scene]
+    read: Callable[[Path, str | None], Scene]
     places: Callable[[Path], Mapping[str, Path]] = lambda folder: {"": folder}
     holds: Callable[[Path], bool] = lambda _: True
 
 
 def sequence_of(
-    scene: Scene, layout: str, folder: Path, wants: Callable[..., bool]
+    scene: Scene, layout: str, folder: Path, wants: Callable[..., bool], *, exif: str | None
 ) -> SequenceFrames:
     """Make the columns of a scene, in the order of the images' names."""
     views, names, notes = _order_views(_existing_views(scene))
@@ -124,6 +125,7 @@ def sequence_of(
         columns[name], cameras[name] = _file_column(
             *(name, paths, [file_camera or view.camera for view in views]),
             unit=units.get(name),
+            exif=exif,
         )
     camera_columns, camera_metadata = _camera_columns(cameras, str(next(iter(scene.files))))
     columns |= camera_columns
@@ -314,13 +316,14 @@ def _file_column(
     paths: Sequence[Path | DecodedFile | None],
     cameras: Sequence[Camera | None],
     unit: str | None,
+    exif: str | None,
 ) -> tuple[Images, _FrameCameras]:
     """Return the column of a feature's files, and the files' cameras scaled to their sizes."""
     samples: dict[tuple[int, int] | None, Path | DecodedFile] = {}  # their sizes may differ
     for path, camera in zip(paths, cameras, strict=True):
         if path is not None:
             samples.setdefault(camera.size if camera else None, path)
-    sizes = {key: image_size(path) for key, path in samples.items()}
+    sizes = {key: image_size(path, exif) for key, path in samples.items()}
     scaled_cameras: dict[Camera | None, Camera | None] = {None: None}
     for camera in cameras:
         if camera is not None and camera not in scaled_cameras:

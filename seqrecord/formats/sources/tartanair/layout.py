@@ -128,8 +128,8 @@ def _coded(
     path: Path, decode: _Decode, place: int, dtype: str, channels: tuple[int, ...]
 ) -> DecodedFile:
     """Return the array `place` of a file that `decode` decodes."""
-    return DecodedFile(
-        *(path, dtype, lambda: (*image_size(path), *channels)),
+    return DecodedFile(  # encoded values cannot be turned by EXIF
+        *(path, dtype, lambda: (*image_size(path, exif=None), *channels)),
         lambda exif: decode(path, exif)[place],
     )
 

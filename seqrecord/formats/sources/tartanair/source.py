@@ -118,9 +118,8 @@ class TartanAirSource(SequenceSource):
         trajectory = Trajectory(folder)
         count, layout = len(trajectory.frames.ids), trajectory.layout
         assert layout is not None  # else it has no frames
-        frames = SequenceFrames(
-            count, metadata=_metadata(trajectory, layout), fps=layout.fps, notes=[layout.note]
-        )
+        metadata = _metadata(trajectory, layout, self.exif)
+        frames = SequenceFrames(count, metadata=metadata, fps=layout.fps, notes=[layout.note])
         for files in trajectory.pixels:
             if not trajectory.lacks(files):
                 frames.places |= dict.fromkeys(files.features, files.shown)
@@ -214,7 +213,7 @@ def _poses(path: Path, feature: str, count: int) -> npt.NDArray[np.float64]:
     return poses
 
 
-def _metadata(trajectory: Trajectory, layout: TartanAirLayout) -> dict[str, Any]:
+def _metadata(trajectory: Trajectory, layout: TartanAirLayout, exif: str | None) -> dict[str, Any]:
     """Return the metadata; the camera's field of view is 90 degrees, so fx = fy = width / 2."""
     ids, _, first_file = trajectory.frames
     metadata: dict[str, Any] = {
@@ -226,7 +225,7 @@ def _metadata(trajectory: Trajectory, layout: TartanAirLayout) -> dict[str, Any]
     }
     with skipping_unreadable():  # raised by reading
         if first_file is not None:
-            height, width = image_size(first_file)
+            height, width = image_size(first_file, exif)
             x, y = width / 2, height / 2
             camera = Camera(x, x, x - layout.centre, y - layout.centre, width, height)
             metadata["camera"] = camera.to_json()
