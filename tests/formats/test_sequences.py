@@ -377,6 +377,36 @@ def test_a_camera_of_kitti_without_images(tmp_path: Path) -> None:
             shutil.rmtree(folder / f"image_{camera}")
 
 
+def test_cameras_of_kitti_with_different_intrinsics(tmp_path: Path) -> None:
+    """Colour images of half the size, with matrices of their own; others have P0."""
+    write_kitti(tmp_path)
+    folder = tmp_path / "sequences" / "00"
+    grey = {"fx": 20.0, "fy": 20.0, "cx": 9.5, "cy": 2.5, "width": 20, "height": 6}
+    colour = {"fx": 10.0, "fy": 10.0, "cx": 4.5, "cy": 1.0, "width": 10, "height": 3}
+    lines = {
+        "P0": "20 0 9.5 0 0 20 2.5 0 0 0 1 0",
+        "P1": "20 0 9.5 -7 0 20 2.5 0 0 0 1 0",  # a baseline alone
+        "P2": "10 0 4.5 0 0 10 1 0 0 0 1 0",
+        "P3": "10 0 4.5 -3 0 10 1 0 0 0 1 0",
+    }
+
+    def cameras(*names: str) -> Any:
+        text = "".join(f"{name}: {lines[name]}\n" for name in names)
+        (folder / "calib.txt").write_text(text)
+        [info] = open_source(tmp_path).episodes()
+        for chosen in (["image_2"], ["pose"], ["image_3", "image_0"]):
+            [part] = open_source(tmp_path, features=chosen).episodes()
+            assert part.metadata == info.metadata
+        return info.metadata["camera"]
+
+    assert cameras("P0", "P1") == grey
+    for path in folder.glob("image_[23]/*.png"):
+        path.write_bytes(encoded(np.zeros((3, 10, 3), np.uint8)))
+    by_image = {"image_0": grey, "image_1": grey, "image_2": colour, "image_3": colour}
+    assert cameras(*lines) == cameras("P0", "P2", "P3") == by_image
+    assert cameras("P2") == {"image_2": colour}
+
+
 @pytest.mark.parametrize("chosen", [["pose"], ["image_cam0", "timestamp"], ["imu"]])
 def test_sensors_of_euroc_are_independent_of_features(tmp_path: Path, chosen: list[str]) -> None:
     """A broken description matters only if a feature of its sensor is selected."""

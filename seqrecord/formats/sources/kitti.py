@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,9 @@ class KittiSource(SequenceSource):
 
     Each line of `times.txt` is a frame. Each folder of images or scans must have a file per frame,
     and `poses/00.txt` a line per frame. Sequences without poses (11 to 21) lack the feature.
-    `calib.txt` is stored in the metadata, as is the pinhole camera that all four cameras share
-    (`camera`), with the size of an image, whichever features are selected.
+    `calib.txt` is stored in the metadata, as is the pinhole camera that all images share
+    (`camera`), or one by feature if the intrinsics of P0 to P3 differ. A camera has the size of an
+    image, whichever features are selected.
 
     Features:
 
@@ -164,11 +166,11 @@ def _poses(path: Path, count: int) -> npt.NDArray[np.float64]:
     return values.reshape(count, 3, 4)
 
 
-def _add_calibration(tables: SequenceTables, cameras: Iterable[str]) -> None:
-    """Add the matrices of `calib.txt`, and the camera, which has the size of an image.
+def _add_calibration(tables: SequenceTables, folders: Iterable[str]) -> None:
+    """Add the matrices of `calib.txt` and, from them, the metadata `camera`.
 
-    `cameras` are the folders of images. Features that are not selected count too, but their broken
-    files are ignored.
+    It is the camera of all images, as in KITTI, or has one by feature if their intrinsics differ.
+    `folders` are those with images. An image without a matrix has P0.
     """
     path = tables.folder / "calib.txt"
     matrices: dict[str, Any] = {}
@@ -177,23 +179,54 @@ def _add_calibration(tables: SequenceTables, cameras: Iterable[str]) -> None:
         matrices = _matrices(path)
     if matrices:
         tables.metadata["calibration"] = matrices
-    if "P0" not in matrices:
+    projections = {name: matrices.get(f"P{name[-1]}", matrices.get("P0")) for name in folders}
+    if "P0" not in matrices and not any(projections.values()):
         tables.notes.append("camera unknown: no P0 in calib.txt")
         return
+    is_shared = len({_pinhole(projection) for projection in projections.values()}) == 1
+    cameras = _cameras(tables, projections, path, is_shared=is_shared)
+    if cameras:
+        tables.metadata["camera"] = next(iter(cameras.values())) if is_shared else cameras
+    else:
+        tables.notes.append("camera unknown: no image has its size")
+
+
+def _cameras(
+    tables: SequenceTables,
+    projections: Mapping[str, Sequence[float] | None],
+    path: Path,
+    *,
+    is_shared: bool,
+) -> dict[str, Any]:
+    """Return cameras by feature, with the sizes of their first images; one if it `is_shared`.
+
+    Features that are not selected count too, but their broken files are ignored.
+    """
     columns = tables.columns.items()
-    images = [c.paths[0] for n, c in columns if n in _IMAGES and isinstance(c, Images)]
-    if images:
-        size = image_size(images[0], tables.source.exif)
-        tables.metadata["camera"] = _camera(matrices["P0"], size, path)
-        return
-    for name in cameras:
-        with skipping_unreadable():
-            image = _first_image(tables.folder / name)
-            size = image_size(image, tables.source.exif)
-            tables.metadata["camera"] = _camera(matrices["P0"], size, path)
-            tables.files.append(image)
-            return
-    tables.notes.append("camera unknown: no image has its size")
+    selected_images = {n: c.paths[0] for n, c in columns if isinstance(c, Images)}
+    cameras: dict[str, Any] = {}
+    for name in sorted(projections, key=lambda name: name not in selected_images):
+        if (projection := projections[name]) is None:
+            continue
+        is_selected = name in selected_images
+        context: AbstractContextManager[None] = (
+            nullcontext() if is_selected else skipping_unreadable()
+        )
+        with context:
+            image = selected_images[name] if is_selected else _first_image(tables.folder / name)
+            height, width = image_size(image, tables.source.exif)
+            camera = camera_of_matrix(np.reshape(projection, (3, 4)), (width, height), path)
+            cameras[name] = camera.to_json()
+            if not is_selected:
+                tables.files.append(image)
+        if is_shared and cameras:
+            break
+    return {name: cameras[name] for name in projections if name in cameras}
+
+
+def _pinhole(projection: Sequence[float] | None) -> tuple[float, ...] | None:
+    """Return the intrinsics of a projection matrix: without its last column, the baseline."""
+    return None if projection is None else (*projection[:3], *projection[4:7], *projection[8:11])
 
 
 def _matrices(path: Path) -> dict[str, Any]:
@@ -208,8 +241,3 @@ def _matrices(path: Path) -> dict[str, Any]:
                 raise rows.invalid(number, words, f"{name[1]} once")
             matrices[name[1]] = Rows(path, [words], [number]).numbers(12, 1)[0].tolist()
     return matrices
-
-
-def _camera(matrix: Sequence[float], size: tuple[int, int], path: Path) -> dict[str, Any]:
-    height, width = size
-    return camera_of_matrix(np.reshape(matrix, (3, 4)), (width, height), path).to_json()
