@@ -497,3 +497,28 @@ def test_undistorting_equals_opencv(tmp_path: Path) -> None:
         assert difference.max() <= 4  # OpenCV's weights have 5 bits
         depth = cv2.remap(before["depth"], *maps, cv2.INTER_NEAREST)
         np.testing.assert_array_equal(depth[inner], after["depth"][inner])
+
+
+@pytest.mark.parametrize("varies", [False, True])
+def test_masks_beside_smaller_depth_are_undistorted(tmp_path: Path, varies: bool) -> None:
+    """They have the image's camera; another size of depth changes nothing for them."""
+    frames: dict[str, list[Any]] = {}
+    for name, scale in (("equal", 1), ("smaller", 2)):
+        write_nerfstudio(tmp_path / name, varies=True, depth_scale=scale)
+        lens = {"k1": None, "frame_k1": -0.2} if varies else {"k1": -0.2}
+        edited(tmp_path / name / "transforms.json", **lens)
+        for number, path in enumerate(sorted((tmp_path / name).glob("masks/*.png"))):
+            save(path, 255 * np.random.default_rng(number).integers(0, 2, SIZE, np.uint8))
+        source = open_source(tmp_path / name)
+        [info] = source.episodes()
+        made = undistorted(source)
+        frames[name] = list(made.frames(made.episodes()[0]))
+        stored: list[Any] = list(source.frames(info))
+        changed = [
+            (a["mask"] != b["mask"]).any() for a, b in zip(stored, frames[name], strict=True)
+        ]
+        assert sum(changed) == (1 if varies else 5)
+    for equal, smaller in zip(frames["equal"], frames["smaller"], strict=True):
+        np.testing.assert_array_equal(smaller["mask"], equal["mask"])
+        np.testing.assert_array_equal(smaller["image"], equal["image"])
+        np.testing.assert_array_equal(smaller["mask_intrinsics"], equal["intrinsics"])

@@ -39,7 +39,8 @@ class SceneSource(SequenceSource):
     - `image`, and `depth` and `mask` if the scene has them
     - `pose` float64 [4, 4], camera-to-world: x to the right, y down, z forward
     - `intrinsics` float64 [4]: fx, fy, cx, cy in pixels, if they vary; else the metadata has
-      `camera`. `image_intrinsics` and `depth_intrinsics` if depth has another size than images
+      `camera`. `image_intrinsics`, `depth_intrinsics` and `mask_intrinsics` if depth has another
+      size than images
     - `distortion` float64 [n], if it varies; else it is part of `camera`
     - `frame_number` or `frame_name`, and `timestamp` if names are times: see `FolderSource`
 

@@ -341,7 +341,8 @@ def _camera_columns(
 ) -> tuple[dict[str, Column], dict[str, Any]]:
     """Return columns of intrinsics and distortion that vary, and the metadata `camera`.
 
-    Cameras that all features share have no prefix. `file` is named in errors.
+    Cameras that all features share have no prefix. Else each feature has its own values, also equal
+    ones: `--undistort` and crops of a mask find them by its name. `file` is named in errors.
     """
     image_cameras = cameras[IMAGE]
     if all(feature_cameras == image_cameras for feature_cameras in cameras.values()):
@@ -352,8 +353,7 @@ def _camera_columns(
         if feature_cameras.is_constant:
             metadata[name] = feature_cameras.distinct[0].to_json()
             continue
-        is_repeated = name not in ("", IMAGE) and feature_cameras == image_cameras
-        if is_repeated or not feature_cameras.distinct:
+        if not feature_cameras.distinct:
             continue
         prefix = f"{name}_" if name else ""
         columns[f"{prefix}intrinsics"] = feature_cameras.intrinsics()
