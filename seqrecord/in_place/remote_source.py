@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote
@@ -101,7 +101,7 @@ class RemoteSource:
             raise AttributeError(name)
         with _urls_in_errors(self.files):
             method = getattr(self.source, name)
-        if name in ("features", "statistics", "unreadable"):  # values
+        if name in ("features", "has_empty_frames", "statistics", "unreadable"):  # values
             return method
 
         def call(*args: Any) -> Any:
@@ -126,14 +126,15 @@ def narrowed(source: Source, features: Sequence[str]) -> Source:
     if isinstance(source, RemoteSource):
         return replace(source, source=narrowed(source.source, features))
     any_source: Any = source
-    if is_dataclass(any_source) and hasattr(any_source, "features"):
+    if is_dataclass(any_source) and any(field.name == "features" for field in fields(any_source)):
         any_source = replace(cast("Any", any_source), features=tuple(features))
     return cast("Source", any_source)
 
 
 _PASSED_ON = (
-    *("account", "blocks", "content", "copied_files", "external_files", "features", "identity"),
-    *("is_whole", "leaving_out", "referring", "statistics", "timestamps", "unreadable", "videos"),
+    *("account", "blocks", "content", "copied_files", "external_files", "features"),
+    *("has_empty_frames", "identity", "is_whole", "leaving_out", "referring", "statistics"),
+    *("timestamps", "unreadable", "videos"),
 )
 
 

@@ -587,6 +587,28 @@ def test_an_undistorted_camera_is_of_the_images(tmp_path: Path) -> None:
         list(half.frames(half.episodes()[0]))
 
 
+def test_frames_without_the_selected_image_are_undistorted(tmp_path: Path) -> None:
+    """As they are packed otherwise: of an original, split at gaps, or of a dataset."""
+    for camera, numbers in (("cam0", range(4)), ("cam1", (0, 1, 3))):
+        folder = tmp_path / "a" / "mav0" / camera
+        (folder / "data").mkdir(parents=True)
+        rows = ["#timestamp [ns],filename"]
+        for number in numbers:
+            image = encoded(np.full((24, 32), 10 * number, np.uint8))
+            (folder / "data" / f"{number}.png").write_bytes(image)
+            rows.append(f"{number * 50_000_000},{number}.png")
+        (folder / "data.csv").write_text("\n".join([*rows, ""]))
+        (folder / "sensor.yaml").write_text(FLOW)
+    source = open_source(tmp_path / "a", features=["image_cam1"])
+    convert(source, tmp_path / "distorted", workers=1)
+    convert(undistorted(source), tmp_path / "original", workers=1)
+    convert(undistorted(source), tmp_path / "split", split_at_gaps=1.0, workers=1)
+    convert(undistorted(open_source(tmp_path / "distorted")), tmp_path / "dataset", workers=1)
+    for name in ("distorted", "original", "split", "dataset"):
+        [frames] = read_all(tmp_path / name).values()
+        assert ["image_cam1" in frame for frame in frames] == [True, True, False, True], name
+
+
 def test_images_of_one_time_are_all_read(tmp_path: Path) -> None:
     """In their order, and those of other cameras beside them."""
     for camera, levels in (("cam0", (10, 20, 30)), ("cam1", (40, 50, 60))):

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import edit, export
 from seqrecord.errors import ClipError, DestinationError, FormatError, JoinError, SchemaError
+from seqrecord.sources import undistorted
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import write_dataset
 from tests.kit.processes import killed_at
@@ -527,6 +528,16 @@ def test_merge_and_copies(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     source = seqrecord.open_source(merged)
     seqrecord.convert(source, copy, codecs="small", workers=1)
+    assert values_of(copy) == EXPECTED
+
+
+def test_an_undistorted_copy(records: Path) -> None:
+    camera = {"fx": 5.0, "fy": 5.0, "cx": 2.5, "cy": 1.5, "width": 6, "height": 4}
+    lens = {"distortion_model": "opencv", "distortion_coefficients": [-0.1, 0.0, 0.0, 0.0]}
+    edit.set_metadata(records, None, {"camera": {**camera, **lens}})
+    folder, copy = derive(records, embedding), records.parent / "copy"
+    source = undistorted(seqrecord.open_source(records, join=[folder]))
+    seqrecord.convert(source, copy, workers=1)
     assert values_of(copy) == EXPECTED
 
 

@@ -338,7 +338,7 @@ def _write_frames(
             advance(0)  # so that a stop is noticed
     with boundary(episode=info.key):
         blocks = blocks_of(source, info)
-    has_frames_only = not (hasattr(source, "videos") or hasattr(source, "chunks"))
+    has_frames_only = not hasattr(source, "videos")
     has_frames_only &= not getattr(source, "has_empty_frames", False)
     has_frames_only &= not requested_features(source)  # a frame may lack all of these
     for block in guarded(blocks, episode=info.key):

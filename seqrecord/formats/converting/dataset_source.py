@@ -107,6 +107,7 @@ class DatasetSource:
     """
 
     format_name: ClassVar[str] = DATASET
+    has_empty_frames: ClassVar[bool] = True
 
     reader: Dataset
     decoded: frozenset[str] = frozenset()
@@ -408,6 +409,8 @@ class DatasetSource:
 @dataclass(frozen=True)
 class MergedSource:
     """The episodes of several datasets, in order, with the features of the first."""
+
+    has_empty_frames: ClassVar[bool] = True
 
     parts: tuple[DatasetSource, ...]
 

@@ -23,6 +23,8 @@ from seqrecord.store.schema import Block, Frame, Schema
 from seqrecord.store.text import counted, repr_of
 from seqrecord.video.gops import Gop
 
+_PASSED_ON = ("copy_texts", "features", "has_empty_frames")
+
 _T = TypeVar("_T", Block, Gop)
 
 
@@ -41,14 +43,19 @@ class _Part:
 class SplitSource:
     """The episodes of `source`, with others in place of those in `parts`, which have their keys.
 
-    The frames of an episode are read once if its parts are read in order.
+    The frames of an episode are read once if its parts are read in order. `_PASSED_ON` lists the
+    optional attributes that it takes from `source`.
     """
 
     def __init__(self, source: Source, parts: Mapping[str, _Part]) -> None:
         self.source, self._parts = source, parts
         self.format_name = format_of(source)
-        self.features = getattr(source, "features", None)
         self._open: tuple[str, int, Iterator[Block]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _PASSED_ON:
+            raise AttributeError(name)
+        return getattr(self.source, name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None}

@@ -22,6 +22,7 @@ from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.schema import FeatureSpec, Frame, Schema
 
 _DIRECTED = ("flow", "disparity", "normals")  # values that depend on the pixel grid
+_PASSED_ON = ("copy_texts", "features", "has_empty_frames", "timestamps", "unreadable", "videos")
 
 
 def undistorted(source: Source) -> Source:
@@ -54,7 +55,7 @@ def undistorted(source: Source) -> Source:
 
 @dataclass(frozen=True)
 class UndistortedSource:
-    """See `undistorted`."""
+    """See `undistorted`. `_PASSED_ON` lists the optional attributes that it takes from `source`."""
 
     source: Source
 
@@ -63,7 +64,7 @@ class UndistortedSource:
         return format_of(self.source)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("timestamps", "videos", "unreadable"):
+        if name not in _PASSED_ON:
             raise AttributeError(name)
         return getattr(self.source, name)
 
