@@ -58,6 +58,15 @@ def test_a_zip_and_a_folder_of_buffers(tmp_path: Path) -> None:
     np.testing.assert_array_equal([frame["action"] for frame in zipped], cup["action"][3:])
 
 
+def test_a_buffer_in_a_folder_of_its_name(tmp_path: Path) -> None:
+    """As `unzip pusht.zarr.zip -d pusht.zarr` leaves it."""
+    arrays = write_buffer(tmp_path / "pusht.zarr" / "pusht.zarr", (4, 2))
+    source = open_source(tmp_path / "pusht.zarr")
+    assert [info.key for info in source.episodes()] == ["pusht/000000", "pusht/000001"]
+    read = [frame["action"] for frame in frames_of(source, 1)]
+    np.testing.assert_array_equal(read, arrays["action"][4:])
+
+
 def test_images_of_the_codec_that_umi_uses(tmp_path: Path) -> None:
     image_codecs = pytest.importorskip("imagecodecs.numcodecs")
     image_codecs.register_codecs(verbose=False)

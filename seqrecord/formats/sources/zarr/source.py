@@ -208,7 +208,7 @@ class ZarrSource(ScannedSource):
     def _read(self, info: EpisodeInfo) -> Iterator[Frame]:
         name = str(info.metadata.get("buffer", ""))
         root = self.path
-        path = root if root.name == name else root / name
+        path = root if root.name == name and _is_buffer(root) else root / name
         if "/" in name or not _is_buffer(path):
             raise SourceError("no such episode", file=str(self.root))
         with _open(path) as group:
