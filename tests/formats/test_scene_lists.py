@@ -107,6 +107,29 @@ def test_a_cut_camera_of_colmap(tmp_path: Path) -> None:
     check_refused(open_source(tmp_path), ["b"], "invalid row in line 4")
 
 
+@pytest.mark.parametrize(
+    ("images", "cameras", "note"),
+    [
+        (2, 1, ""),
+        (4, 1, "images.txt: 2 images, but its head declares 4; truncated, or edited by hand"),
+        (1, 1, "images.txt: 2 images, but its head declares 1; truncated, or edited by hand"),
+        (2, 3, "cameras.txt: 1 camera, but its head declares 3; truncated, or edited by hand"),
+    ],
+)
+def test_declared_numbers_of_colmap(tmp_path: Path, images: int, cameras: int, note: str) -> None:
+    """A list cut between two entries is like one edited by hand: not an error."""
+    head = "# Image list with two lines of data per image:\n"
+    head += f"# Number of images: {images}, mean observations per image: 2\n"
+    rows = row(1) + POINTS + row(2) + POINTS
+    camera = f"# Number of cameras: {cameras}\n1 PINHOLE 16 12 9 9 8 6\n"
+    write_colmap(tmp_path / "scene", head + rows, camera)
+    source = open_source(tmp_path / "scene")
+    [info] = source.episodes()
+    assert len(list(source.frames(info))) == 2
+    notes = [text for text in inventory_of(source).notes if "declares" in text]
+    assert notes == ([f"{note} (1 of 1 sequence)"] if note else [])
+
+
 def test_folders_of_rigs_are_no_euroc(tmp_path: Path) -> None:
     names = [f"cam{number % 2}/{number}.png" for number in range(4)]
     write_images(tmp_path / "scene/images", *names)

@@ -6,6 +6,7 @@ Points are not read.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from seqrecord.formats.sources.common.tables import is_row, parse_numbers, row_o
 from seqrecord.formats.sources.scenes.views import Layout, Scene, View, inside, well_formed
 from seqrecord.in_place.files import is_directory, is_file, list_folder, opened
 from seqrecord.store.clips.distortion import FISHEYE, OPENCV
+from seqrecord.store.text import counted
 
 _MODELS: tuple[tuple[str, int, str | None, str], ...] = (
     ("SIMPLE_PINHOLE", 1, None, ""),
@@ -43,6 +45,8 @@ _IMAGES = ("images", "rgb", "resized_images")
 _CONVENTION = "world-to-camera, OpenCV axes, no scale; first pixel's middle at 0.5 (COLMAP)"
 _CAMERA, _IMAGE = struct.Struct("<IiQQ"), struct.Struct("<I7dI")
 _POINT = 24  # bytes of a point in an image
+_HEAD = 1 << 12  # bytes of a text file with the comments above its entries
+_DECLARED = re.compile(rb"^# Number of (?:cameras|images): (\d{1,9})\b", re.MULTILINE)
 
 
 def _fits(names: set[str]) -> bool:
@@ -96,7 +100,25 @@ def _read(model: Path, _exif: str | None) -> Scene:
             if camera not in cameras:
                 raise SourceError(f"the camera of an image is not in {paths[1].name}", got=camera)
             views.append(View(inside(folder, name, paths[0]), cameras[camera], pose))
-    return Scene(_CONVENTION, views, paths)
+    notes: list[str] = []
+    if ending == ".txt":
+        notes += _count_notes(paths[0], "image", len(views))
+        notes += _count_notes(paths[1], "camera", len(cameras))
+    return Scene(_CONVENTION, views, paths, notes=notes)
+
+
+def _count_notes(path: Path, noun: str, count: int) -> Iterator[str]:
+    """Yield a note if the head of a text file declares another number of entries.
+
+    It is no error: a list edited by hand keeps its head.
+    """
+    with opened(path) as file:
+        declared = _DECLARED.search(file.read(_HEAD))
+    if declared is not None and int(declared[1]) != count:
+        yield (
+            f"{path.name}: {counted(count, noun)}, but its head declares {int(declared[1]):,}; "
+            "truncated, or edited by hand"
+        )
 
 
 def _num_parameters(name: str) -> int:
