@@ -280,6 +280,15 @@ def test_moments_and_non_finite_counts(dtype: str, channels: int) -> None:
             assert (sketch.min, sketch.max) == (exact.min(), exact.max())
 
 
+def test_deviation_of_large_numbers_behind_nan() -> None:
+    """As of a cloud of points whose first rows have no return: more than a block of numbers."""
+    values = 1.7e9 + np.random.default_rng(0).uniform(0, 0.1, (120_000, 4))
+    values[:100_000, :3] = np.nan
+    found = statistics_of(Schema([spec("x", "<f8", values.shape)]), {"e": [{"x": values}]})["x"]
+    np.testing.assert_allclose(found.std, np.nanstd(values - 1.7e9, axis=0), rtol=1e-3)
+    np.testing.assert_allclose(found.mean, 1.7e9 + np.nanmean(values - 1.7e9, axis=0), rtol=1e-12)
+
+
 def test_numbers_with_overflowing_squares_and_without_quantiles() -> None:
     for size in (1e300, 1e-200):
         pixels = np.array([[1, 1], [np.nan, 2], [3, 3]]) * [size, 1]
@@ -516,6 +525,19 @@ def test_episodes_with_nan_are_named(tmp_path: Path, caplog: pytest.LogCaptureFi
         json_of["features"]["action"]["non_finite"] = wrong
         with pytest.raises(errors.FormatError):
             Statistics.from_json(json_of)
+
+
+@pytest.mark.parametrize("shape", [(200,), (200, 1), (4, 50)])
+def test_nan_of_wide_states_is_named(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Also of those with quantiles of a sample of 128 numbers a frame."""
+    values = [np.full(shape, np.nan if i >= 2 else i, np.float32) for i in range(4)]
+    episodes = {"a": columns(x=values[:2]), "b": columns(x=values)}
+    for codec in ("raw", "balanced"):
+        path = tmp_path / codec
+        write_dataset(path, episodes, codecs=codec, features={"x": {"kind": "state"}})
+        for statistics in (kept(path), computed(path)):
+            [place] = statistics["x"].non_finite
+            assert (place.episode, place.frame, place.count) == ("b", 2, 400)
 
 
 def assert_close(one: Statistics, two: Statistics) -> None:

@@ -194,16 +194,17 @@ class _Feature:
             return
         frames = numbers_of(frames)
         rows = np.ascontiguousarray(frames, self._dtype).reshape(-1, self.channels)
+        is_kept = shares is None or self._is_vector
+        if is_kept and np.shares_memory(rows, frames):
+            rows = rows.copy()
+        if self._is_vector:
+            self._unchecked.append((rows, numbers))
         if shares is not None:
             for sketch, moments in zip(self._channel_sketches(), moments_of(rows), strict=True):
                 sketch.add_moments(moments)
             count = len(rows) // num_frames
             places = (shares * count).astype(np.intp) + np.arange(num_frames)[:, None] * count
             rows = rows.take(places.ravel(), axis=0)
-        elif np.shares_memory(rows, frames):
-            rows = rows.copy()
-        if self._is_vector and shares is None:
-            self._unchecked.append((rows, numbers))
         self._rows[shares is not None].append(rows)
         self._num_values += rows.size
         self._flush_if_many()

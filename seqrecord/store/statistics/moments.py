@@ -76,6 +76,7 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
     non_finite = np.zeros((3, channels), np.int64)  # NaN, inf, -inf
     shift = np.zeros(channels)
     is_exact = pixels.dtype == np.uint8  # float32 represents sums of 258 squares of uint8 exactly
+    is_unset = np.full(channels, not is_exact)  # channels without a finite number so far
     # One buffer for all blocks: allocating takes longer than the arithmetic.
     most_values = max(_BLOCK_ROWS * _BLOCK_COLUMNS, channels)
     buffer = np.empty(min(pixels.size, most_values), np.float32 if is_exact else np.float64)
@@ -88,11 +89,13 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
                 non_finite += [_by_channel(np.add, mask.sum(0), channels) for mask in masks]
                 low = np.where(finite, block, np.inf).min(0)
                 high = np.where(finite, block, -np.inf).max(0)
-            if not columns and not is_exact:
+            if is_unset.any():
                 # Differences to about the minimum: squares of large offsets would cancel
                 # (tests/store/test_statistics.py::test_constants_and_large_offsets).
                 minimum = _by_channel(np.minimum, low, channels)
-                shift = np.where(np.isfinite(minimum), minimum, 0).astype(np.float64)
+                is_first = is_unset & np.isfinite(minimum)
+                shift[is_first] = minimum[is_first]
+                is_unset &= ~is_first
             numbers = buffer[: block.size].reshape(block.shape)
             if is_exact:
                 np.copyto(numbers, block)
