@@ -341,12 +341,64 @@ def test_statistics_are_copied_from_the_source(tmp_path: Path) -> None:
                 np.testing.assert_allclose(got, want)
     # For a part of the episodes, only decoded features get statistics.
     convert(Part(open_source(a)), tmp_path / "c", workers=1)
-    convert(open_source(a), tmp_path / "c", mode="append", workers=1)
     with seqrecord.open(tmp_path / "c") as made:
         assert made.statistics.num_frames == made.num_frames
-        assert "photo" not in made.statistics
+        assert made.statistics.missing(made.features) == ["photo"]
+    convert(open_source(a), tmp_path / "c", mode="append", workers=1)
+    assert not seqrecord.open(tmp_path / "c").statistics
     convert(open_source(a), tmp_path / "d", statistics=False, workers=1)
     assert not seqrecord.open(tmp_path / "d").statistics
+
+
+def test_statistics_after_an_append_of_copied_chunks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of frames without statistics: those of the destination are removed, with a message."""
+    frames = columns(x=np.arange(5.0), y=noise(5, 100, dtype="f8"))
+    features: dict[str, Any] = {"x": {"group": 0}, "y": {"group": 1}}
+    options: dict[str, Any] = {"codecs": "raw", "features": features}
+    part = write(tmp_path / "part", {"a": frames}, **options)  # of which one episode is there
+    write(part, {"b": frames}, mode="append")
+    none = write(tmp_path / "none", {"c": frames}, statistics=False, **options)
+    for name, source, codec, names in (
+        ("1", part, "raw", set[str]()),
+        ("2", part, [{"id": "zstd", "level": 1}], {"y"}),  # which is decoded
+        ("3", none, "raw", set[str]()),
+    ):
+        path = tmp_path / name
+        options["codecs"] = {"x": "raw", "y": codec}
+        write(path, {"a": frames}, **options)
+        caplog.clear()
+        convert(open_source(source), path, mode="append", workers=1)
+        assert {*seqrecord.open(path).statistics} == names
+        [message] = [message for message in caplog.messages if "statistics" in message]
+        assert ("statistics of x removed" if names else "statistics removed") in message
+        command = message.rpartition("`seqrecord ")[2].partition("`")[0]
+        run(*command.replace("stats", f"stats {path} --quiet").split())
+        assert {*seqrecord.open(path).statistics} == {"x", "y"}
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "depth"), ("depth", None)])
+@pytest.mark.parametrize("others", [{}, {"x": range(3)}])
+def test_statistics_of_another_kind_are_left_out(
+    tmp_path: Path,
+    before: str | None,
+    after: str | None,
+    others: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """[8, 8] are 8 channels, or one of depth."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    grid = [np.full((8, 8), i, np.float32) for i in range(3)]
+    write(a, {"e": columns(grid=grid, **others)}, features={"grid": {"kind": before}})
+    convert(open_source(a), b, kinds={"grid": after}, workers=1)
+    assert {*seqrecord.open(b).statistics} == {*others}
+    assert seqrecord.verify(b).ok
+    [message] = [message for message in caplog.messages if "statistics" in message]
+    assert "statistics of grid removed because its channels changed" in message
+    command = message.rpartition("`seqrecord ")[2].partition("`")[0]
+    run(*command.replace("stats", f"stats {b} --quiet").split())
+    assert len(seqrecord.open(b).statistics["grid"].sketches) == (1 if after else 8)
 
 
 class Part:

@@ -302,13 +302,19 @@ class Statistics(Mapping[str, FeatureStatistics]):
         """Names of features that could have statistics but have none."""
         return [n for n, spec in schema.items() if n not in self and num_channels(spec) is not None]
 
+    def fitting(self, schema: Schema) -> Statistics:
+        """The same statistics, of the features whose channels and dtype match the schema."""
+        features = {
+            name: feature
+            for name, feature in self.items()
+            if _form(feature) == _expected_form(schema, name)
+        }
+        return Statistics(self.num_frames, features, lacking=self.lacking)
+
     def check(self, schema: Schema) -> None:
         """Raise `FormatError` unless features, channels and dtypes match the schema."""
         for name, feature in self.items():
-            expected = None
-            if name in schema and (count := num_channels(schema[name])) is not None:
-                expected = (count, sketch_dtype(schema[name].dtype))
-            got = (len(feature.sketches), feature.sketches[0].dtype)
+            got, expected = _form(feature), _expected_form(schema, name)
             if got != expected:
                 raise FormatError(
                     "statistics do not match the schema",
@@ -386,6 +392,18 @@ class Statistics(Mapping[str, FeatureStatistics]):
             for name, feature in self.items()
             if feature.non_finite
         ]
+
+
+def _form(feature: FeatureStatistics) -> tuple[int, np.dtype[Any]]:
+    """Number of channels, and the dtype in which their numbers are kept."""
+    return len(feature.sketches), feature.sketches[0].dtype
+
+
+def _expected_form(schema: Schema, name: str) -> tuple[int, np.dtype[Any] | None] | None:
+    """The form of a feature's statistics in a dataset of this schema; `None` for none."""
+    if name not in schema or (count := num_channels(schema[name])) is None:
+        return None
+    return count, sketch_dtype(schema[name].dtype)
 
 
 def _summary(feature: FeatureStatistics) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def put_version(
     """Commit: write the index under new names, then replace the manifest in one step.
 
     `small_files` are those of this commit, written before or here. `statistics` and `inventories`
-    replace the files of `version`.
+    replace the files of `version`; features whose statistics do not match the schema are left out.
 
     Record files that leave the dataset remain on the storage for readers that have them open; a
     note records the time. The log names statistics that the new version lacks. Raises as `commit`
@@ -173,7 +173,12 @@ def put_version(
         name: small_files.put_index(f"{name}.arrow", memoryview(data))
         for name, data in index.encode().items()
     }
-    if statistics is not None and (file := small_files.put_statistics(statistics)) is not None:
+    misfits: list[str] = []
+    if statistics is not None:
+        fitting = statistics.fitting(index.schema)
+        misfits = [name for name in statistics if name not in fitting]
+        is_empty = bool(misfits) and not fitting
+        file = None if is_empty else small_files.put_statistics(fitting)
         manifest = replace(manifest, statistics=file)
     if inventories:
         data = encode_inventories(inventories)
@@ -195,7 +200,12 @@ def put_version(
         committed = commit(small_files, base, manifest)
     except ConflictError as error:
         raise ConflictError(refused, file=storage.url) from error
-    if (
+    if misfits:
+        _logger.warning(
+            "%s: statistics of %s removed because its channels changed; run `seqrecord stats%s`",
+            *(storage.url, ", ".join(misfits), " --recompute" if committed.statistics else ""),
+        )
+    elif (
         base.manifest is not None
         and base.manifest.statistics is not None
         and not committed.statistics

@@ -43,7 +43,9 @@ def statistics_of(
 ) -> Statistics | None:
     """Statistics of the dataset `version`: the statistics of `manifest`, merged with `addition`.
 
-    `None` if some frames would lack them, or if `addition` has no frames.
+    `None` if some frames would lack them, if `addition` has no frames, or if it has none of the
+    dataset's features: statistics of copied chunks are unknown. If it has some of them, the log
+    names the others.
     """
     if addition is None or not addition.num_frames:
         return None
@@ -54,13 +56,22 @@ def statistics_of(
         _logger.warning("%s: statistics dropped: %s", storage.url, error)
     total = addition if previous is None else previous.merged(addition)
     num_frames = int(version.index.num_frames.sum())
-    if total.num_frames == num_frames:
-        return total
-    _logger.info(
-        "%s: statistics not stored: %d of %d frames lack them; run `seqrecord stats`",
-        *(storage.url, num_frames - total.num_frames, num_frames),
-    )
-    return None
+    if total.num_frames != num_frames:
+        _logger.info(
+            "%s: statistics not stored: %d of %d frames lack them; run `seqrecord stats`",
+            *(storage.url, num_frames - total.num_frames, num_frames),
+        )
+        return None
+    lost_names = [name for name in previous or () if name not in total]
+    if lost_names and not total:
+        return None  # `put_version` logs it
+    if lost_names:
+        _logger.warning(
+            "%s: statistics of %s removed because the new frames have none; run `seqrecord stats "
+            "--recompute`",
+            *(storage.url, ", ".join(lost_names)),
+        )
+    return total
 
 
 @recorded
