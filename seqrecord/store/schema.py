@@ -326,8 +326,16 @@ class Schema(dict[str, FeatureSpec]):
         )
 
     def renamed(self, names: Mapping[str, str]) -> Schema:
-        """The same features with new names. Raises `SchemaError` for duplicate names."""
-        return Schema([replace(s, name=names.get(s.name, s.name)) for s in self.values()])
+        """The same features with new names.
+
+        Raises `SchemaError` for an invalid or duplicate name, and for one of a dropped feature.
+        """
+        specs = [replace(spec, name=names.get(spec.name, spec.name)) for spec in self.values()]
+        for spec, old_spec in zip(specs, self.values(), strict=True):
+            is_wrong = spec.is_dropped and not old_spec.is_dropped
+            problem = "invalid feature name: reserved for dropped features"
+            refuse(is_wrong, problem, spec.name, feature=old_spec.name)
+        return Schema(specs)
 
     def to_json(self) -> list[dict[str, Any]]:
         return [spec.to_json() for spec in self.values()]

@@ -494,7 +494,10 @@ def test_renamed_features(tmp_path: Path) -> None:
     frame = {"y": np.ones(4, "<f4"), "x": np.zeros(4, "<f4"), "time": np.float64(0)}
     write_dataset(path, {"c": [frame]}, mode="append")
     check(path, {**expected, "c": [{"x": [0.0], "y": [1.0], "time": [0.0]}]})
-    for wrong in ({"gone": "z"}, {"x": "y"}, {"x": "z", "y": "z"}, {"x": "../x"}):
+    reserved = {"y": "~0"}, {"x": "~1"}  # the names that they would have if they were dropped
+    for wrong in ({"gone": "z"}, {"x": "y"}, {"x": "z", "y": "z"}, {"x": "../x"}, *reserved):
         with pytest.raises(SchemaError):
             edit.rename_features(path, wrong)
     assert "only --feature" in run("edit", "rename", path, "a", "--feature=x=z", code=2).output
+    assert "reserved" in run("edit", "rename", path, "--feature=y=~0", code=1).output
+    assert list(seqrecord.open(path).features) == ["y", "x", "time"]
