@@ -380,6 +380,33 @@ def test_statistics_of_a_replaced_feature_are_its_own(tmp_path: Path) -> None:
     edit.drop_features(path, "text")
 
 
+def test_a_feature_that_only_last_frames_have(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    write_dataset(path, {key: columns(x=range(40)) for key in "ab"})
+
+    def success(episode: Episode) -> Iterator[Any]:
+        return (np.float32(1) if i == len(episode) - 1 else None for i in range(len(episode)))
+
+    assert edit.add_feature(path, "reward", success, kind="reward").dtype == np.float32
+    with seqrecord.open(path) as dataset:
+        for episode in dataset.episodes.values():
+            assert episode.present("reward").nonzero()[0].tolist() == [39]
+
+
+def test_a_dataset_without_room_for_a_feature(tmp_path: Path) -> None:
+    """Dropped features count, until the command of the error has packed the dataset again."""
+    path, new_path = tmp_path / "records", tmp_path / "new"
+    frame = {**{f"f{number}": np.float32(1) for number in range(255)}, "task": "old"}
+    features = {name: {"group": number} for number, name in enumerate(frame)}
+    write_dataset(path, {"e": [frame]}, features=features)
+    edit.drop_features(path, "f0")
+    with pytest.raises(SchemaError, match=r"no room for another feature.*\(1\).*got: 256") as found:
+        edit.set_text(path, None, "task", "new")
+    command = found.value.message.rpartition("`seqrecord ")[2].partition("`")[0]
+    run(*command.replace("DST", str(new_path)).split(), "--workers", 1)
+    assert edit.set_text(new_path, None, "task", "new") == ["e"]
+
+
 def test_set_text_ignores_episodes_that_are_removed_meanwhile(tmp_path: Path) -> None:
     """Between its two commits."""
     path = tmp_path / "records"

@@ -34,8 +34,8 @@ from seqrecord.store.reading.filters import EpisodeFilter
 from seqrecord.store.reading.index_building import complete_episodes
 from seqrecord.store.reading.metadata import read_edits
 from seqrecord.store.reading.opening import opened
-from seqrecord.store.schema import Block, FeatureSpec, Schema
-from seqrecord.store.statistics.by_feature import Statistics, num_channels
+from seqrecord.store.schema import MAX_FEATURES, MAX_GROUPS, Block, FeatureSpec, Schema
+from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.statistics.collecting import StatisticsCollector
 from seqrecord.store.writing.committing import new_writer_id, recorded
 from seqrecord.store.writing.rates import irregular_notes
@@ -60,7 +60,6 @@ _logger = logging.getLogger("seqrecord")
 
 _BY_FEATURE = ("camera", CAMERA_POSES, "columns", "files", "names")  # entries of metadata
 _HAS_ENTRY = re.compile(f'"({"|".join(_BY_FEATURE)})"')  # in the text of metadata
-_INFERRED_FROM = 32  # frames for inferring dtype and shape
 
 Values: TypeAlias = "Callable[[Episode], Iterable[Any]]"
 """A function of an episode that returns a value for each frame, `None` for frames without one."""
@@ -93,10 +92,10 @@ def add_feature(
         values: called with each `Episode`; returns an array [frames, …], or an iterable of arrays,
             `str` or `bytes`, with `None` for frames without the feature. `values_of_dataset` and
             `values_of_files` make such functions.
-        spec: dtype, shape, codec, kind and unit; by default inferred from the first values.
+        spec: dtype, shape, codec, kind and unit; by default inferred from the first value.
         codec, kind, unit, max_file_size: as for `SeqRecordWriter`.
         overwrite: replace a feature of the same name in the same commit.
-        dry_run: write nothing; calls `values` for all episodes, but only reads the first values.
+        dry_run: write nothing; calls `values` for all episodes, but reads the first value only.
         storage_options: for the filesystem that serves a URL.
 
     Raises `NotFoundError` if there is no dataset, `SchemaError` if the feature exists or cannot be
@@ -124,6 +123,7 @@ def add_feature(
                 file=storage.url,
                 feature=name,
             )
+        _check_room(manifest.schema, storage.url, name)
         episodes = Episodes(Contents.of(storage, manifest, dataset.index))
         # Read now: two commits of other writers would remove the file.
         statistics = stored_statistics(storage, manifest)
@@ -310,11 +310,9 @@ def _commit_schema(
 
     `names` are the new names of renamed features, by their old ones.
     """
-    old_schema = dataset.manifest.schema
     statistics = stored_statistics(dataset.storage, dataset.manifest)
     edits: list[Edit] = [Features(schema)]
     if names:
-        old_schema = old_schema.renamed(names)
         dictionaries = tuple(
             replace(dictionary, text=names.get(dictionary.text, dictionary.text))
             for dictionary in dataset.manifest.dictionaries
@@ -328,16 +326,8 @@ def _commit_schema(
         edits += relabels if changed_numbers else []
     if statistics is not None:
         features = {names.get(name, name): moments for name, moments in statistics.items()}
-        present = [n for n in features if n in schema]
-        kept_names = [n for n in present if num_channels(schema[n]) == num_channels(old_schema[n])]
-        if changed_names := [name for name in present if name not in kept_names]:
-            _logger.warning(
-                "%s: statistics of %s removed because its channels changed; run `seqrecord stats`",
-                *(dataset.storage.url, ", ".join(changed_names)),
-            )
-        statistics = Statistics(
-            statistics.num_frames, {name: features[name] for name in kept_names}
-        )
+        remaining = {name: moments for name, moments in features.items() if name in schema}
+        statistics = Statistics(statistics.num_frames, remaining)
     dataset.commit(edits, statistics)
 
 
@@ -439,12 +429,32 @@ def set_text(
 
 
 def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> FeatureSpec:
-    """Specification inferred from the first values of the first episode that has any."""
+    """Specification inferred from the first value of all; later values are not read."""
     for episode in episodes.values():
-        first_values = islice(iter(values(episode)), _INFERRED_FROM)
-        if frames := [{name: value} for value in first_values if value is not None]:
-            return infer_schema(frames)[name]
+        for value in islice(values(episode), len(episode)):
+            if value is not None:
+                return infer_schema([{name: value}])[name]
     raise SchemaError("no frame has a value of the feature", feature=name)
+
+
+def _check_room(schema: Schema, url: str, name: str) -> None:
+    """Raise `SchemaError` if a dataset of this schema cannot have another feature or group.
+
+    Record files have the places of dropped features, so only packing again frees them.
+    """
+    num_dropped = len(schema) - len(schema.active)
+    numbers = {"groups": (schema.num_groups, MAX_GROUPS), "features": (len(schema), MAX_FEATURES)}
+    for noun, (count, max_count) in numbers.items():
+        if count >= max_count:
+            raise SchemaError(
+                f"no room for another feature; dropped and replaced ones count ({num_dropped}), "
+                "also after `seqrecord clean`: pack the dataset again, without them, by "
+                f"`seqrecord write --src {shlex.quote(url)} --dst DST`",
+                file=url,
+                feature=name,
+                expected=f"fewer than {max_count} {noun}",
+                got=count,
+            )
 
 
 def _write_values(
