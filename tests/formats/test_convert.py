@@ -17,7 +17,7 @@ import pytest
 
 import seqrecord
 from seqrecord import convert
-from seqrecord.edit import clean, delete_episodes, rewrite_files
+from seqrecord.edit import clean, delete_episodes, rewrite_files, trim_episodes
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError, SourceError
 from seqrecord.sources import EpisodeInfo
 from seqrecord.types import Progress
@@ -262,6 +262,21 @@ def test_append_adds_new_episodes(tmp_path: Path, expected: str, workers: int) -
     again = convert(MadeSource(), tmp_path, mode="append", workers=1, **SMALL)
     assert again.written == ()
     assert again.manifest.fingerprint == expected
+
+
+def test_an_append_logs_episodes_of_another_length(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    convert(MadeSource((3, 4)), tmp_path, workers=1)
+    report = convert(MadeSource((3, 5, 2)), tmp_path, mode="append", workers=1)
+    assert report.skipped == ("made/000", "made/001")
+    text = "skipped 1 existing episode with another number of frames in the source: made/001;"
+    assert text in caplog.text
+    caplog.clear()
+    delete_episodes(tmp_path, "made/001")
+    trim_episodes(tmp_path, "made/000", slice(1, None))  # which the source cannot tell
+    assert convert(MadeSource((3, 5)), tmp_path, mode="append", workers=1).written == ("made/001",)
+    assert "another number of frames" not in caplog.text
 
 
 def test_resume_refuses_other_codecs_and_features(tmp_path: Path) -> None:

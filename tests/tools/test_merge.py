@@ -255,6 +255,61 @@ def test_a_codec_that_loses_data_is_asked_for(tmp_path: Path) -> None:
             assert dataset.features["image"].codec[0]["quality"] == 90
 
 
+def test_an_append_skips_episodes_that_are_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of equal length; the log and the report name them."""
+    a, b, made = write(tmp_path / "a", range(3)), write(tmp_path / "b", range(2, 5)), tmp_path / "m"
+    merge_datasets([a], made)
+    expected = {**content(a), **content(b)}
+    for dry_run in (True, False):
+        caplog.clear()
+        report = merge_datasets([b], made, mode="append", dry_run=dry_run)
+        assert (report.num_episodes, report.num_frames, report.skipped) == (2, 6, ("e2",))
+        assert "skipped 1 episode with keys that the dataset has already: e2" in caplog.text
+    check(made, expected)
+    shown = run("merge", b, "-o", made, "--append").stdout
+    assert "0 episodes, 0 frames" in shown
+    assert "; 3 already present" in shown
+    longer = tmp_path / "longer"
+    write_dataset(longer, {"e1": [{"x": np.zeros(1000, np.float32)}] * 4})
+    for dry_run in (True, False):
+        with pytest.raises(DestinationError, match="another number of frames") as found:
+            merge_datasets([longer], made, mode="append", dry_run=dry_run)
+        assert found.value.episode == "e1"
+        assert (found.value.expected, found.value.got) == ("3 frames", "4 frames")
+    edit.trim_episodes(made, ["e0"], slice(1, None))
+    assert merge_datasets([a], made, mode="append").skipped == ("e0", "e1", "e2")
+
+
+def test_an_append_compares_features_with_the_destination(tmp_path: Path) -> None:
+    """Also in a dry run; a codec that loses data is asked for."""
+    made, image = tmp_path / "made", np.zeros((8, 8, 3), np.uint8)
+    frame = {"x": np.float32(0), "image": image}
+    features: dict[str, Any] = {"x": {"unit": "m"}}
+    write_dataset(made, {"a": [frame]}, codecs={"image": "jpeg:quality=90"}, features=features)
+    before = state(made)
+    wrong: list[tuple[dict[str, Any], str | None, str]] = [
+        ({"y": np.float32(0)}, None, "dataset has other features"),
+        ({**frame, "x": np.float64(0)}, None, "different dtypes or shapes"),
+        (frame, "px", "different units"),
+        (frame, "m", "lossy codec"),
+    ]
+    for number, (other_frame, unit, message) in enumerate(wrong):
+        source = tmp_path / f"{number}"
+        features = {"x": {"unit": unit}} if unit else {}
+        write_dataset(source, {"b": [other_frame]}, codecs="raw", features=features)
+        for dry_run in (True, False):
+            with pytest.raises(SchemaError, match=message) as found:
+                merge_datasets([source], made, mode="append", dry_run=dry_run)
+            assert str(made) in str(found.value)
+            assert state(made) == before
+    run_as_printed(found.value)
+    with seqrecord.open(made) as dataset:
+        assert list(dataset.episodes) == ["a", "b"]
+        assert dataset.features["image"].codec[0]["quality"] == 90
+
+
 def test_a_merge_that_failed_is_resumed(parts: tuple[Path, Path], tmp_path: Path) -> None:
     """The episodes that had ended are not copied again."""
     made = tmp_path / "made"

@@ -36,7 +36,7 @@ from seqrecord.store.reading.metadata import DamagedFile
 from seqrecord.store.reading.resizing import Sizes
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.opening import StorageLike, open_storage
-from seqrecord.store.text import counted
+from seqrecord.store.text import counted, first_of
 from seqrecord.store.units import Progress
 from seqrecord.store.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.store.writing.rates import irregular_notes
@@ -249,7 +249,14 @@ def _check_values(index: Index, *, requested: Collection[str], shown: str) -> No
 
 
 def _pending(target: Destination, episodes: Sequence[EpisodeInfo]) -> list[tuple[int, EpisodeInfo]]:
-    """The episodes to write, with their ordinals."""
+    """The episodes to write, with their ordinals. Logs existing ones with another length."""
+    if changed := target.other_lengths({info.key: info.num_frames for info in episodes}):
+        _logger.warning(
+            "%s: skipped %s with another number of frames in the source: %s; to replace them, "
+            "delete them first (`seqrecord edit delete`)",
+            *(target.storage.url, counted(len(changed), "existing episode")),
+            first_of([*changed], _SHOWN_EPISODES),
+        )
     new_episodes = [info for info in episodes if info.key not in target.committed]
     ordinals = {info.key: target.first_ordinal + i for i, info in enumerate(new_episodes)}
     todo = [info for info in new_episodes if info.key not in target.finished]

@@ -170,6 +170,20 @@ class Destination:
         """The keys of all complete episodes."""
         return self.committed | self.recovered.keys()
 
+    def other_lengths(self, num_frames: Mapping[str, int]) -> dict[str, int]:
+        """Numbers of frames here, by key, of the episodes that differ from `num_frames`.
+
+        Trimmed episodes are left out.
+        """
+        index, manifest = self._index, self._base.manifest
+        if index is None or manifest is None:
+            return {}
+        rows = {key: index.positions[key] for key in num_frames if key in self.committed}
+        lengths = {key: int(index.num_frames[row]) for key, row in rows.items()}
+        changed_keys = [key for key, length in lengths.items() if length != num_frames[key]]
+        trims = read_edits(self.storage, manifest.edits).frames if changed_keys else {}
+        return {key: lengths[key] for key in changed_keys if index.uid(rows[key]) not in trims}
+
     def commit(
         self,
         keys: Collection[str],

@@ -250,9 +250,10 @@ def merge(
     with ProgressBar("frames", quiet=quiet, resumes=True) as bar:
         report = merge_datasets(sources, dst, prefixes=key_prefixes, progress=bar, **options)
     would = "would have " if options["dry_run"] else ""
+    present = f"; {len(report.skipped):,} already present" if report.skipped else ""
     click.echo(
         f"{parse_location(dst).shown}: {would}{counted(report.num_episodes, 'episode')}, "
-        f"{counted(report.num_frames, 'frame')}, {format_size(report.num_bytes)}"
+        f"{counted(report.num_frames, 'frame')}, {format_size(report.num_bytes)}{present}"
     )
 
 

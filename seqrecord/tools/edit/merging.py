@@ -10,37 +10,42 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from seqrecord.errors import DestinationError, NotFoundError, SchemaError
+from seqrecord.errors import DestinationError, NotFoundError, SchemaError, located
 from seqrecord.formats.converting.convert import convert
 from seqrecord.formats.converting.dataset_source import DatasetSource, MergedSource
 from seqrecord.store.feature_kinds import differences
 from seqrecord.store.format.text import check_key
+from seqrecord.store.originals.protocol import EpisodeInfo
 from seqrecord.store.reading.dataset import Dataset, open_packed
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import StorageLike, open_storage
 from seqrecord.store.storage.url import parse_location
-from seqrecord.store.text import codec_text
+from seqrecord.store.text import codec_text, counted, first_of
 from seqrecord.store.units import Progress
 from seqrecord.store.writing.destination import Destination, WriteMode
-from seqrecord.store.writing.stored_schema import has_same_pages, loses_data
+from seqrecord.store.writing.stored_schema import has_same_pages, loses_data, stored_schema
 from seqrecord.tools.edit.changes import naming_originals
 
 _logger = logging.getLogger("seqrecord")
 
 _SHOWN = 500  # characters of a list of only_names
+_SHOWN_EPISODES = 20
 
 
 @dataclass(frozen=True)
 class MergeReport:
     """Result of a merge, or its forecast with `dry_run`.
 
-    `num_bytes` is the size of the sources' record files.
+    `num_episodes` and `num_frames` are added by the call; with `dry_run`, a resume counts all.
+    `num_bytes` is the size of the record files of the datasets with these episodes. `skipped` are
+    keys of episodes that the destination had already.
     """
 
     num_episodes: int
     num_frames: int
     num_bytes: int
+    skipped: tuple[str, ...] = ()
 
 
 def merge_datasets(
@@ -77,9 +82,12 @@ def merge_datasets(
 
     Raises `NotFoundError` if a source is not a dataset. Raises `SchemaError` if the datasets differ
     in features, or in their dtypes, shapes, kinds or units, and if a feature would be encoded again
-    with a lossy codec. Raises `DestinationError` for two episodes with the same key, and for a
-    destination that is not empty. Raises `ConflictError` if another writer has committed there
-    meanwhile; the episodes are then kept there for `mode="resume"`.
+    with a lossy codec; with `append`, also for differences from the destination. Raises
+    `DestinationError` for two episodes with the same key, and for a destination that is not empty.
+    An append skips episodes whose keys are there, and logs them; it raises `DestinationError` for
+    one that has another number of frames there, unless it was trimmed. Raises `ConflictError` if
+    another writer has committed there meanwhile; the episodes are then kept there for
+    `mode="resume"`.
 
     Example:
         from seqrecord import edit
@@ -113,13 +121,12 @@ def merge_datasets(
         infos = source.episodes()
         for info in infos:
             check_key(info.key)
-        report = MergeReport(
-            len(infos),
-            sum(info.num_frames for info in infos),
-            sum(file.size for reader in readers for file in reader.contents.manifest.record_files),
-        )
+        skipped: Sequence[str] = ()
+        if mode == "append" or (dry_run and mode != "resume"):  # a resume would begin to copy
+            skipped = _skipped(parts, infos, Destination(target, mode))
+        added = {info.key for info in infos}.difference(skipped)
         if not dry_run:
-            convert(
+            conversion = convert(
                 source,
                 target,
                 mode=mode,
@@ -128,9 +135,51 @@ def merge_datasets(
                 statistics=has_statistics,
                 progress=progress,
             )
-        elif mode != "resume":  # a resume would begin to copy
-            Destination(target, mode)
-        return report
+            added, skipped = {*conversion.written}, conversion.skipped
+        added_infos = [info for info in infos if info.key in added]
+        used_parts = [part for part in parts if any(part.has(info.key) for info in added_infos)]
+        files = [f for part in used_parts for f in part.reader.contents.manifest.record_files]
+        return MergeReport(
+            len(added_infos),
+            sum(info.num_frames for info in added_infos),
+            sum(file.size for file in files),
+            tuple(skipped),
+        )
+
+
+def _skipped(
+    parts: Sequence[DatasetSource], infos: Sequence[EpisodeInfo], destination: Destination
+) -> list[str]:
+    """Keys of the episodes that the destination has already; the log names them.
+
+    Raises `SchemaError` for features that cannot be appended there, and `DestinationError` for an
+    episode that has another number of frames there.
+    """
+    url, schema = destination.storage.url, destination.schema
+    if schema is not None:
+        for part in parts:
+            for name in filter(part.stored.__contains__, schema.active):
+                _check_feature(part.stored[name], schema[name], part.reader.url, url, url)
+        with located(SchemaError, file=url):
+            stored_schema(parts[0].schema(), None, schema)
+    num_frames = {info.key: info.num_frames for info in infos}
+    if changed := destination.other_lengths(num_frames):
+        key, present_frames = next(iter(changed.items()))
+        raise DestinationError(
+            "the destination has an episode of this key with another number of frames; give its "
+            "dataset a prefix (--prefix), or delete the old one (`seqrecord edit delete`)",
+            file=url,
+            episode=key,
+            expected=f"{present_frames} frames",
+            got=f"{num_frames[key]} frames",
+        )
+    skipped = [key for key in num_frames if key in destination.committed]
+    if skipped:
+        _logger.warning(
+            "%s: skipped %s with keys that the dataset has already: %s",
+            *(url, counted(len(skipped), "episode"), first_of(skipped, _SHOWN_EPISODES)),
+        )
+    return skipped
 
 
 def _opened(location: StorageLike, storage_options: Any, **options: Any) -> Dataset:
@@ -227,11 +276,11 @@ def _check_feature(
         )
     # Never lossy in silence: tests/tools/test_merge.py::test_a_codec_that_loses_data_is_asked_for
     if not has_same_pages(spec, base_spec) and loses_data(base_spec):
+        sources = [url] if base_url == destination else [base_url, url]  # or an append
         commands = [
-            ["seqrecord", "write", "--src", source, "--dst", destination]
-            for source in (base_url, url)
+            ["seqrecord", "write", "--src", source, "--dst", destination] for source in sources
         ]
-        commands[1].append("--append")
+        commands[-1].append("--append")
         raise refuse(
             "a feature would be encoded again with a lossy codec; to do so, run: "
             + " && ".join(map(shlex.join, commands)),
