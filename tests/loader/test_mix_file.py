@@ -237,6 +237,8 @@ stopping_strategy: all_exhausted
     assert value == {"num_samples": 2, "first": {"episode": ["e/0", "e/2"], "start": [1, 2]}}
     assert "59 samples in epoch 0" in run("info", root / "a", "--clip-len", 2, "--samples").stdout
     assert "unknown key" in fail("info", root / "a", "--samples", "{evry: 2}")
+    text = fail("info", root / "mix.yaml", "--samples", "{every: 2}", code=2)
+    assert "--samples without a value" in text
 
 
 def test_errors_show_ranges_as_in_the_file(root: Path) -> None:

@@ -311,6 +311,7 @@ WRONG_USE = [
     ("info {dataset} --storage-option a=1 --storage-option a=2", "two values for a"),
     ("clean {dataset} --older-than week", "not a duration"),
     ("clean {dataset} --no-rewrite --min-unused 0.5", "no effect with --no-rewrite"),
+    ("doctor {tree} --still 0.5", "--still requires --quality"),
     ("split {dataset} a=0.5 a=0.5", "two values for a"),
     ("edit set-metadata {dataset} k --set a=1 --set a=2", "two values for a"),
     ("edit set-metadata {dataset} k --set a=1 --remove a", "two values for"),

@@ -125,6 +125,8 @@ def info(
          budget is not None, any((samples is None, is_mix, state))),
         ("a mix file takes only --clip-len, --split, --samples, --json",
          is_mix, any((is_listing, versions, features, storage_options, batch_size, joining))),
+        ("a mix file takes --samples without a value, and not with --state",
+         is_mix, samples is not None, samples or state),
         ("--split requires a mix file or --state", split is not None, not any((is_mix, state))),
         ("--versions cannot be combined with KEY, --episodes, --clip-len or --features",
          versions, any((is_listing, clip_len, features))),

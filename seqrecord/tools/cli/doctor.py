@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from seqrecord.tools.cli.arguments import ABOVE_0, common
+from seqrecord.tools.cli.arguments import ABOVE_0, check_usage, common, is_given
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.tools.doctor.doctor import examine
 from seqrecord.tools.doctor.quality import STILL, check_replaceable, measure
@@ -55,6 +55,7 @@ def doctor(
     share without motion, jerk, outliers, last pose, gaps in time, NaN. It reads no images, and
     judges nothing.
     """
+    check_usage(("--still requires --quality", quality is None, is_given(context, "still")))
     if quality is not None:
         check_replaceable(quality)
         with ProgressBar("episodes", quiet=quiet) as bar:
