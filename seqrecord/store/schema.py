@@ -328,7 +328,7 @@ class Schema(dict[str, FeatureSpec]):
     def renamed(self, names: Mapping[str, str]) -> Schema:
         """The same features with new names.
 
-        Raises `SchemaError` for an invalid or duplicate name, and for one of a dropped feature.
+        Raises `SchemaError` for an invalid or duplicate name, and for a dropped feature's.
         """
         specs = [replace(spec, name=names.get(spec.name, spec.name)) for spec in self.values()]
         for spec, old_spec in zip(specs, self.values(), strict=True):

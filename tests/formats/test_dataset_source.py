@@ -353,7 +353,7 @@ def test_statistics_are_copied_from_the_source(tmp_path: Path) -> None:
 def test_statistics_after_an_append_of_copied_chunks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of frames without statistics: those of the destination are removed, with a message."""
+    """An addition without statistics removes the destination's, with a message."""
     frames = columns(x=np.arange(5.0), y=noise(5, 100, dtype="f8"))
     features: dict[str, Any] = {"x": {"group": 0}, "y": {"group": 1}}
     options: dict[str, Any] = {"codecs": "raw", "features": features}

@@ -137,14 +137,17 @@ def merge_datasets(
             )
             added, skipped = {*conversion.written}, conversion.skipped
         added_infos = [info for info in infos if info.key in added]
-        used_parts = [part for part in parts if any(part.has(info.key) for info in added_infos)]
-        files = [f for part in used_parts for f in part.reader.contents.manifest.record_files]
-        return MergeReport(
-            len(added_infos),
-            sum(info.num_frames for info in added_infos),
-            sum(file.size for file in files),
-            tuple(skipped),
-        )
+        return _report(parts, added_infos, skipped)
+
+
+def _report(
+    parts: Sequence[DatasetSource], infos: Sequence[EpisodeInfo], skipped: Sequence[str]
+) -> MergeReport:
+    """The report of a merge that adds these episodes."""
+    used_parts = [part for part in parts if any(part.has(info.key) for info in infos)]
+    files = [file for part in used_parts for file in part.reader.contents.manifest.record_files]
+    num_frames = sum(info.num_frames for info in infos)
+    return MergeReport(len(infos), num_frames, sum(file.size for file in files), tuple(skipped))
 
 
 def _skipped(
