@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 import seqrecord
-from seqrecord import ClipSpec, summarize
+from seqrecord import ClipSpec, edit, summarize
 from seqrecord.types import ClipSummary
 from tests.kit.command_line import run
 from tests.kit.datasets import EPISODES, SmallFrame, small_frames, write_dataset, write_small
@@ -60,6 +61,41 @@ def test_raw_bytes_of_a_variable_dimension_need_raw_storage(tmp_path: Path) -> N
     by_name = {f.spec.name: f for f in summarize(seqrecord.open(tmp_path)).features}
     for name in ("range", "note"):
         assert by_name[name].raw_bytes == sum(f[name].nbytes for f in _all_frames() if name in f)
+
+
+def test_raw_bytes_of_trimmed_episodes(tmp_path: Path) -> None:
+    """Unknown if a page has remaining and hidden frames of different sizes."""
+    path = tmp_path / "records"
+    described = {name: {"shape": (None, 3)} for name in ("steps", "growing", "early")}
+    points = {size: np.zeros((size, 3), np.float32) for size in range(14)}
+    frames: list[dict[str, Any]] = [
+        {"steps": points[i // 4 + 1], "growing": points[i + 1], "task": "open", "note": "x" * i}
+        | ({"early": points[i]} if i < 6 else {})
+        for i in range(12)
+    ]
+    write_dataset(path, {"e": frames}, features=described, codecs="raw", chunk_frames=4)
+
+    def unknown_features() -> set[str]:
+        with seqrecord.open(path) as dataset:
+            remaining_frames = frames[-len(dataset.episodes["e"]) :]
+        unknown_names = set[str]()
+        for feature in summarize(path).features:
+            name = feature.spec.name
+            values = [frame[name] for frame in remaining_frames if name in frame]
+            sizes = [len(v.encode()) if isinstance(v, str) else v.nbytes for v in values]
+            assert feature.num_frames == len(values), name
+            if feature.raw_bytes is None:
+                unknown_names.add(name)
+            else:
+                assert feature.raw_bytes == sum(sizes), name
+        return unknown_names
+
+    assert unknown_features() == set()
+    edit.trim_episodes(path, "e", slice(6, None))
+    assert unknown_features() == {"growing", "note"}
+    assert "?" in run("info", path).stdout
+    edit.trim_episodes(path, "e", slice(2, None))
+    assert unknown_features() == set()
 
 
 def test_clips_against_brute_force(small: Path) -> None:

@@ -44,8 +44,8 @@ _MAX_METADATA = 100  # characters in a line; `info DATA KEY` and JSON are comple
 class FeatureSummary:
     """Counts and sizes of one feature. `stored_bytes` is the size of its pages.
 
-    `raw_bytes` is the size of its decoded frames; `None` if unknown, for variable dimensions with a
-    codec.
+    `raw_bytes` is the size of its decoded frames; `None` if unknown: for variable dimensions with a
+    codec, or in episodes that were trimmed inside a page whose frames differ in size.
     """
 
     spec: FeatureSpec
@@ -327,20 +327,50 @@ def _group(number: int, group: GroupIndex) -> GroupSummary:
     )
 
 
+def _trimmed_chunks(index: Index, group: GroupIndex) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+    """Yield rows of chunks with hidden frames, and which frames are hidden: bool [frames]."""
+    last_row = group.first_chunk + group.num_chunks - 1
+    stop = group.first_frame[last_row].astype(np.int64) + group.num_frames[last_row]
+    is_trimmed = (group.first_frame[group.first_chunk] < 0) | (stop > index.num_frames)
+    for episode in np.flatnonzero(is_trimmed).tolist():
+        for row in {int(group.first_chunk[episode]), int(last_row[episode])}:
+            number = int(group.first_frame[row]) + np.arange(int(group.num_frames[row]))
+            yield row, (number < 0) | (number >= int(index.num_frames[episode]))
+
+
 def _num_missing(index: Index, group: GroupIndex, feature: int) -> int:
     """Count the frames of episodes without a feature."""
     gaps = group.gaps[group.gaps["feature"] == feature]
     count = int(num_absent(gaps, group.num_frames).sum())
-    last_row = group.first_chunk + group.num_chunks - 1
-    stop = group.first_frame[last_row].astype(np.int64) + group.num_frames[last_row]
-    is_trimmed = (group.first_frame[group.first_chunk] < 0) | (stop > index.num_frames)
-    for episode in np.flatnonzero(is_trimmed).tolist():  # without hidden frames
-        total = int(index.num_frames[episode])
-        for row in {int(group.first_chunk[episode]), int(last_row[episode])}:
-            if (present := group.present(row, feature)) is not None:
-                number = int(group.first_frame[row]) + np.arange(len(present))
-                count -= int((~present & ((number < 0) | (number >= total))).sum())
+    for row, is_hidden in _trimmed_chunks(index, group):
+        if (present := group.present(row, feature)) is not None:
+            count -= int((~present & is_hidden).sum())
     return count
+
+
+def _hidden_bytes(index: Index, spec: FeatureSpec) -> int | None:
+    """Bytes of hidden frames in pages without a codec, for a feature with a variable dimension.
+
+    `None` if unknown: the index only has the size of each page, and its largest frame's.
+    """
+    group, feature = index.groups[spec.group], index.schema.position(spec.name)
+    lengths = index.lengths(spec.name)
+    column = [variable.name for variable in group.schema.variable].index(spec.name)
+    nbytes = 0
+    for row, is_hidden in _trimmed_chunks(index, group):
+        present = group.present(row, feature)
+        is_stored = np.ones(len(is_hidden), np.bool_) if present is None else present
+        num_stored, num_hidden = int(is_stored.sum()), int((is_stored & is_hidden).sum())
+        if not num_hidden:
+            continue
+        frame_bytes = int(lengths[row]) - table_bytes(spec, num_stored)
+        if num_hidden < num_stored:
+            largest_bytes = int(group.largest_frame[row, column])
+            if frame_bytes != num_stored * largest_bytes:
+                return None
+            frame_bytes = num_hidden * largest_bytes
+        nbytes += frame_bytes + table_bytes(spec, num_hidden) - table_bytes(spec, 0)
+    return nbytes
 
 
 def feature_summary(index: Index, spec: FeatureSpec) -> FeatureSummary:
@@ -352,11 +382,12 @@ def feature_summary(index: Index, spec: FeatureSpec) -> FeatureSummary:
     raw_bytes, nbytes = None, spec.value_kind.constant_nbytes(spec)
     if nbytes is not None:
         raw_bytes = num_frames * nbytes
-    elif not spec.codec:
+    elif not spec.codec and (hidden_bytes := _hidden_bytes(index, spec)) is not None:
         # Each page with frames begins with a table.
         pages = int(np.count_nonzero(lengths))
         tables = table_bytes(spec, 1) - table_bytes(spec, 0)
-        raw_bytes = stored_bytes - num_frames * tables - pages * table_bytes(spec, 0)
+        raw_bytes = stored_bytes - hidden_bytes - num_frames * tables
+        raw_bytes -= pages * table_bytes(spec, 0)
     return FeatureSummary(spec, num_frames, num_missing, stored_bytes, raw_bytes)
 
 
