@@ -56,6 +56,8 @@ def version_of(path: Path) -> str:
 def content(path: Path, version: str | None = None) -> dict[str, bytes]:
     with seqrecord.open(path, version=version) as dataset:
         copy = pickle.loads(pickle.dumps(dataset))
+        assert copy.version == dataset.version
+        assert version in (None, dataset.version)
         assert list(copy.episodes) == list(dataset.episodes)
         return {key: item[:]["x"].tobytes() for key, item in dataset.episodes.items()}
 
@@ -93,6 +95,20 @@ def test_each_version_opens_unchanged(path: Path) -> None:
     assert len(times) == 5
     assert times == sorted(times, reverse=True)
     assert seqrecord.verify(path).ok
+
+
+def test_a_version_has_its_own_statistics(path: Path) -> None:
+    """Also after its tables are deleted, if the current version has the same frames."""
+    first = version_of(path)
+    seqrecord.add_statistics(path, max_frames=4)
+    for _ in range(2):
+        seqrecord.reindex(path)
+    with seqrecord.open(path, version=first) as dataset:
+        for opened in (dataset, pickle.loads(pickle.dumps(dataset))):
+            assert opened.version == first
+            assert opened.statistics["x"].num_frames == 9
+    restore_version(path, first)
+    assert seqrecord.open(path).statistics["x"].num_frames == 9
 
 
 def test_an_earlier_version_is_restored(path: Path) -> None:

@@ -110,8 +110,10 @@ def load_version(
 ) -> tuple[Manifest, Index]:
     """Load the index of an earlier `manifest`, which was verified then.
 
-    Writers keep record files but delete old indexes; then it is rebuilt from the footers, and so is
-    a damaged one. Raises `StateError` if the record files have changed too.
+    Writers keep record files but delete old indexes; then the index of the current version is used
+    if its content is equal, with the record files of this version in the returned manifest.
+    Otherwise the index is rebuilt from the footers, and so is a damaged one. Raises `StateError` if
+    the record files have changed too.
     """
     with contextlib.suppress(NotFoundError, FormatError):
         return manifest, load_index(storage, manifest, verify=verify)
@@ -119,7 +121,9 @@ def load_version(
         current, index = load(storage)
         # The fingerprint does not cover splits; edits do.
         if (current.fingerprint, current.edits) == (manifest.fingerprint, manifest.edits):
-            return current, index
+            # Its files alone: statistics and values of texts may be others.
+            names = ("record_files", "index", "left_out", "copied")
+            return replace(manifest, **{name: getattr(current, name) for name in names}), index
     cause: Exception | None = None
     try:
         _logger.info(
