@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import seqrecord
-from seqrecord import FormatError, NotFoundError, StorageError, reindex, verify
+from seqrecord import FormatError, NotFoundError, StorageError, edit, reindex, verify
 from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.storage import LocalStorage
 from seqrecord.types import Progress
@@ -302,6 +302,21 @@ def test_index_and_footer_must_agree(whole: Path, tmp_path: Path) -> None:
     change_manifest(shorter, lambda value: value.update(num_frames=16))
     change_table(shorter, "episodes", put("num_frames", 10))  # of 11, as after a trim
     assert any("different episode" in str(problem) for problem in verify(shorter).problems)
+
+
+def test_an_index_of_groups_that_a_record_file_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    write_dataset(path, {"a": 4, "b": 3})
+    edit.add_feature(
+        path, "added", lambda episode: [1] * len(episode) if episode.key == "a" else [None] * 3
+    )
+    edit.add_feature(path, "dropped", lambda episode: [1] * len(episode))
+    edit.drop_features(path, "dropped")
+    assert verify(path).ok
+    change_table(path, "episodes", put("fps", 30.0, 30.0))
+    problems = [problem for problem in verify(path).problems if problem.episode]
+    assert [problem.episode for problem in problems] == ["a", "b"]
+    assert all("different episode" in str(problem) for problem in problems)
 
 
 def test_an_index_may_name_any_copy_of_a_chunk(tmp_path: Path) -> None:

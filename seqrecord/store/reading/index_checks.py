@@ -33,7 +33,7 @@ def disagreements(
         rebuilt_episode = rebuilt_index.positions.get(key)
         values = _episode_values(stored_index, episode)
         if rebuilt_episode is None or values != _episode_values(rebuilt_index, rebuilt_episode):
-            lost = (place for place in places if _footer_row(footers, stored_index, *place) is None)
+            lost = (place for place in places if _is_lost(footers, stored_index, *place))
             place, names = next(lost, places[0]), "episode"
         else:
             for place, (_, twin) in zip(
@@ -45,7 +45,7 @@ def disagreements(
                 continue
         number, row = place
         group = stored_index.groups[number]
-        is_lost = _footer_row(footers, stored_index, number, row) is None
+        is_lost = _is_lost(footers, stored_index, number, row)
         error = FormatError(
             "a chunk of the index is missing in the record file's footer"
             if is_lost
@@ -137,11 +137,20 @@ def _chunk_values(group: GroupIndex, row: int) -> dict[str, Any]:
     }
 
 
+def _is_lost(footers: _Footers, index: Index, number: int, row: int) -> bool:
+    """Return whether a record file lacks a chunk.
+
+    No file has the chunks without bytes of a group that was added or dropped.
+    """
+    has_bytes = bool(index.groups[number].page_length[row].any())
+    return has_bytes and _footer_row(footers, index, number, row) is None
+
+
 def _footer_row(footers: _Footers, index: Index, number: int, row: int) -> Any:
     """Return the chunk row in the footer at the index's file and offset, or `None`."""
     group = index.groups[number]
     footer = footers[group.file[row]]
-    if footer is None:
+    if footer is None or number >= len(footer.chunks):
         return None
     chunks = footer.chunks[number]
     offset = group.offset[row]
