@@ -550,6 +550,8 @@ _FILES = [
         for frames in ([1, 1], [-1, 1], [0, 2147483648], [0, True], [0.0, 1], 7)
     ),
     Case("schema of an edit", _edit("features", schema=[{"name": "x"}]), "schema"),
+    Case("dictionary of an edit", _edit("texts", dictionaries={"../x": "task"}), "an edit"),
+    Case("text feature of an edit", _edit("texts", dictionaries={"x": "../y"}), "an edit"),
     Case("edits of a reset", _edit("reset", edits=["../x.json"], left_out=[]), "bad edits"),
     Case("record files of a reset", _edit("reset", edits=[], left_out=["x"]), "bad left_out"),
     Case("features of an edit", _edit("features", schema=_MANY[:1]), "schemas"),

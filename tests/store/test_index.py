@@ -415,6 +415,8 @@ def test_invalid_edits_are_refused() -> None:
 )
 def test_an_episode_has_the_length_of_its_longest_complete_part(seed: int) -> None:
     """Each file was flushed at its end or not; any may be lost. Compared frame by frame."""
+            '{"op":"texts","dictionaries":[]}',
+            '{"op":"texts","dictionaries":{"a":1}}',
     rng = random.Random(seed)
     # A flush ends the chunks of both groups.
     ends = sorted({*rng.sample(range(1, 150), rng.randint(0, 4)), 150})

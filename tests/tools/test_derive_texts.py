@@ -618,6 +618,25 @@ def test_edits_of_features(derived: Path) -> None:
         assert dataset.dictionaries == {}
 
 
+def test_a_lost_manifest_after_renames_of_the_texts(derived: Path) -> None:
+    """Copies have the name that their original had."""
+    for name, names in (
+        ("goal", {"task": "goal"}),
+        ("mean", {"goal": "mean", "mean": "goal"}),
+        ("task", {"mean": "task"}),
+    ):
+        edit.rename_features(derived, names)
+        copied = derived.with_name(f"copy-{name}")
+        seqrecord.convert(seqrecord.open_source(derived), copied, workers=1)
+        for folder in (copied, derived):
+            (folder / "manifest.json").unlink()
+            seqrecord.reindex(folder)
+            assert values_of(folder) == EXPECTED
+            with seqrecord.open(folder) as dataset:
+                assert dataset.dictionaries["task_embedding"].text == name
+            read_all(folder)
+
+
 def test_trimmed_and_renamed_episodes_join(records: Path) -> None:
     folder = derive(records, embedding)
     edit.trim_episodes(records, ["e1"], slice(1, None))

@@ -13,8 +13,11 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from seqrecord.errors import DestinationError, NotFoundError, SchemaError
+from seqrecord.store.format.arrow import text_column
 from seqrecord.store.format.footer import RECORDS
 from seqrecord.store.format.manifest import INDEX, MANIFEST, VERSIONS, Dictionary
+from seqrecord.store.format.text import encode_metadata
+from seqrecord.store.format.text_keys import FEATURE
 from seqrecord.store.reading.contents import DictionaryPlace
 from seqrecord.store.reading.dataset import Dataset, open_packed
 from seqrecord.store.reading.dictionaries import TextDictionary
@@ -82,8 +85,17 @@ def copy_dictionaries(
             discard_texts(folder)
     for name, folder in folders.items():
         for place in by_name[name]:
-            copy(open_packed(place.storage).renamed({place.feature: name}), folder)
+            copy(_under_present_names(open_packed(place.storage), place), folder)
     return [*dictionaries.values()]
+
+
+def _under_present_names(dataset: Dataset, place: DictionaryPlace) -> Dataset:
+    """Return a dictionary's dataset with present names, also of the text feature in metadata."""
+    contents = dataset.renamed({place.feature: place.name}).contents
+    index = contents.index
+    entries = (index.episode_metadata(row) for row in range(len(index.num_frames)))
+    texts = [encode_metadata({**entry, FEATURE: place.text}) for entry in entries]
+    return Dataset(replace(contents, index=replace(index, metadata=text_column(texts))))
 
 
 def _exists(place: DictionaryPlace) -> bool:

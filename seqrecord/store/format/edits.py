@@ -12,7 +12,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from seqrecord.errors import FormatError
-from seqrecord.store.format.manifest import EDIT_PATH, MOST_FILES, RECORD_PATH, SPLIT_NAME
+from seqrecord.store.format.manifest import (
+    DICTIONARY_NAME,
+    EDIT_PATH,
+    MOST_FILES,
+    RECORD_PATH,
+    SPLIT_NAME,
+)
 from seqrecord.store.format.rows import MAX_EPISODE_FRAMES
 from seqrecord.store.format.text import (
     ID,
@@ -84,6 +90,13 @@ class Features(Edit):
 
 
 @dataclass(frozen=True)
+class Texts(Edit):
+    """Changes the text features of dictionaries, by the dictionary's name."""
+
+    dictionaries: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Reset(Edit):
     """Undoes edits: among earlier files of edits, only these count, by path.
 
@@ -103,8 +116,9 @@ class Edits:
 
     `deleted` are uids, `splits` the split by uid, `names` the split names in order of their first
     use. `keys`, `metadata` and `frames` are by uid, only for episodes that differ from their record
-    files; `frames` are the frames `[start, stop)` of a trimmed episode. `schema` is set if features
-    were added, dropped or changed. `left_out` are paths of record files that undone versions added.
+    files; `frames` are the frames `[start, stop)` of a trimmed episode. `dictionaries` are renamed
+    text features by dictionary. `schema` is set if features were added, dropped or changed.
+    `left_out` are paths of record files that undone versions added.
     """
 
     deleted: frozenset[str] = frozenset()
@@ -113,6 +127,7 @@ class Edits:
     keys: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     frames: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    dictionaries: Mapping[str, str] = field(default_factory=dict)
     schema: Schema | None = None
     left_out: frozenset[str] = frozenset()
 
@@ -121,7 +136,9 @@ class Edits:
         deleted: set[str] = set()
         splits: dict[str, str] = {}
         names: dict[str, None] = {}
-        by_uid: dict[str, dict[str, Any]] = {"keys": {}, "metadata": {}, "frames": {}}
+        by_name: dict[str, dict[str, Any]] = {
+            name: {} for name in ("keys", "metadata", "frames", "dictionaries")
+        }
         schema = None
         left_out: set[str] = set()
         for edit in edits:
@@ -139,14 +156,14 @@ class Edits:
                     splits.update(dict.fromkeys(edit.uids, edit.split))
             else:
                 for name, values in vars(edit).items():
-                    by_uid[name].update(values)
+                    by_name[name].update(values)
         return cls(
             frozenset(deleted),
             splits,
             tuple(names),
             schema=schema,
             left_out=frozenset(left_out),
-            **by_uid,
+            **by_name,
         )
 
 
@@ -216,10 +233,18 @@ def _value(edit: JsonObject, name: str) -> Any:
         return edit.texts("left_out", RECORD_PATH, MOST_FILES)
     if name == "split":
         return None if value is None else edit.text("split", SPLIT_NAME)
-    if not isinstance(value, dict) or not all(map(ID.fullmatch, value)):
-        raise FormatError("not an edit", expected=f"{name} by uid", got=repr_of(value))
-    check = {"keys": check_key, "metadata": _metadata, "frames": _span}[name]
-    return {uid: check(entry_value) for uid, entry_value in value.items()}
+    pattern, key_name = (DICTIONARY_NAME, "dictionary") if name == "dictionaries" else (ID, "uid")
+    if not isinstance(value, dict) or not all(map(pattern.fullmatch, value)):
+        raise FormatError("not an edit", expected=f"{name} by {key_name}", got=repr_of(value))
+    checks = {"keys": check_key, "metadata": _metadata, "frames": _span, "dictionaries": _feature}
+    return {key: checks[name](entry_value) for key, entry_value in value.items()}
+
+
+def _feature(name: object) -> str:
+    """Check the name of a text feature."""
+    if isinstance(name, str) and DICTIONARY_NAME.fullmatch(name):
+        return name
+    raise FormatError("not an edit", expected=DICTIONARY_NAME.pattern, got=repr_of(name, 50))
 
 
 def _metadata(text: object) -> str:

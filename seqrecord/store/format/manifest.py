@@ -56,7 +56,7 @@ _IN_INDEX = re.compile(f"{_INDEX_PATH.pattern}|{_STATISTICS_PATH.pattern}")
 FILE_PATH = re.compile(
     "|".join(p.pattern for p in (RECORD_PATH, _INDEX_PATH, _STATISTICS_PATH, EDIT_PATH))
 )
-_DICTIONARY_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9_])?")
+DICTIONARY_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9_])?")
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _CRC = re.compile(r"[0-9a-f]{8}")
@@ -436,7 +436,7 @@ def _dictionaries(manifest: JsonObject) -> tuple[Dictionary, ...]:
     for value in manifest.list("dictionaries", 1, MAX_DICTIONARIES):
         fields = JsonObject(value, ("name", "text"), "a dictionary in the manifest")
         dictionaries.append(
-            Dictionary(fields.text("name", _DICTIONARY_NAME), fields.text("text", _DICTIONARY_NAME))
+            Dictionary(fields.text("name", DICTIONARY_NAME), fields.text("text", DICTIONARY_NAME))
         )
     return tuple(dictionaries)
 

@@ -290,7 +290,8 @@ def _reindex(
         # Unknown which files values were copied from: compare all files that the lists name.
         if list_ids := stored_list_ids(storage):
             version = version.with_fields(copied=CopiedFiles(tuple(list_ids)))
-        version = version.with_fields(dictionaries=_stored_dictionaries(storage))
+        texts = read_edits(storage, version.manifest.edits).dictionaries
+        version = version.with_fields(dictionaries=_stored_dictionaries(storage, texts))
         _warn_of(
             storage,
             "%s: no manifest lists the committed edits; applied %s of edits: %s",
@@ -306,8 +307,11 @@ def _reindex(
     return manifest
 
 
-def _stored_dictionaries(storage: Storage) -> tuple[Dictionary, ...]:
-    """Return the dictionaries in a storage's folder of such, as far as they are readable."""
+def _stored_dictionaries(storage: Storage, texts: Mapping[str, str]) -> tuple[Dictionary, ...]:
+    """Return the dictionaries in a storage's folder of such, as far as they are readable.
+
+    `texts` are text features that were renamed after the dictionary was written, by its name.
+    """
     dictionaries = list[Dictionary]()
     names: list[str] = []
     if isinstance(storage, Browsable):
@@ -317,7 +321,8 @@ def _stored_dictionaries(storage: Storage) -> tuple[Dictionary, ...]:
         folder = in_folder(storage, f"{DICTIONARIES}/{name}")
         with contextlib.suppress(FormatError, StorageError):
             _, index = load(folder)
-            if (text := feature_of_texts(index)) is not None and [*index.schema] == [name]:
+            text = texts.get(name, feature_of_texts(index))
+            if text is not None and [*index.schema] == [name]:
                 dictionaries.append(Dictionary(name, text))
     return tuple(dictionaries)
 

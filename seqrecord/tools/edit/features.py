@@ -24,7 +24,7 @@ from seqrecord.errors import ClipError, FrameError, NotFoundError, SchemaError, 
 from seqrecord.formats.sources.common.array_files import NPZ, NpyFile, npz_names
 from seqrecord.store.clips.rigs import CAMERA_POSES
 from seqrecord.store.feature_kinds import check_kinds_and_units
-from seqrecord.store.format.edits import Edit, Features
+from seqrecord.store.format.edits import Edit, Features, Texts
 from seqrecord.store.format.footer import EpisodePart
 from seqrecord.store.format.time_spans import is_timestamp
 from seqrecord.store.reading.contents import Contents, Episodes
@@ -313,15 +313,15 @@ def _commit_schema(
     statistics = stored_statistics(dataset.storage, dataset.manifest)
     edits: list[Edit] = [Features(schema)]
     if names:
-        dictionaries = tuple(
-            replace(dictionary, text=names.get(dictionary.text, dictionary.text))
-            for dictionary in dataset.manifest.dictionaries
-        )
+        dictionaries = dataset.manifest.dictionaries
+        if texts := {d.name: names[d.text] for d in dictionaries if d.text in names}:
+            edits.append(Texts(texts))
+        dictionaries = tuple(replace(d, text=names.get(d.text, d.text)) for d in dictionaries)
         manifest = replace(dataset.manifest, dictionaries=dictionaries)
         dataset = replace(dataset, manifest=manifest)
         # Parse only metadata that may have such an entry.
-        texts = enumerate(dataset.index.metadata)
-        numbers = [i for i, text in texts if _HAS_ENTRY.search(text.as_py())]
+        metadata = enumerate(dataset.index.metadata)
+        numbers = [i for i, text in metadata if _HAS_ENTRY.search(text.as_py())]
         changed_numbers, relabels = dataset.relabel(partial(_renamed_entries, names), numbers)
         edits += relabels if changed_numbers else []
     if statistics is not None:
