@@ -361,6 +361,18 @@ def test_an_episode_with_a_missing_chunk_of_one_group_is_skipped() -> None:
         assert keys_of({**parts, "c": whole}) == ["b"]
 
 
+@pytest.mark.parametrize("is_regular", [True, False])
+def test_an_episode_has_the_rate_of_its_longest_complete_part(is_regular: bool) -> None:
+    """Timestamps contradict the fps in the other one, which lacks a chunk."""
+    part, chunks = replace(part_of("a", 9), fps=10.0), [(0, 0, 9), (1, 0, 9)]
+    longer_part = replace(part, num_frames=20, fps=None if is_regular else part.fps)
+    part = replace(part, fps=part.fps if is_regular else None)
+    first = footer("2", (part, chunks, True))
+    second = footer("3", (longer_part, [(0, 12, 8), (1, 12, 8)], True))
+    index = build_index({"a": first, "b": second}).index
+    assert (index.num_frames.tolist(), index.fps.tolist()) == ([9], [10.0 * is_regular])
+
+
 def test_edits_are_replayed() -> None:
     parts = [part_of(key, 5, key, i) for i, key in enumerate("abcde")]
     files = {"x": footer("f", *((part, chunks_of(part), True) for part in parts))}
@@ -403,6 +415,8 @@ def test_invalid_edits_are_refused() -> None:
             '{"op":"rename","keys":{"a":"b"}}',
             '{"op":"relabel","metadata":[]}',
             '{"op":"relabel","keys":{}}',
+            '{"op":"texts","dictionaries":[]}',
+            '{"op":"texts","dictionaries":{"a":1}}',
         ),
     )
     for data in files:
@@ -415,8 +429,6 @@ def test_invalid_edits_are_refused() -> None:
 )
 def test_an_episode_has_the_length_of_its_longest_complete_part(seed: int) -> None:
     """Each file was flushed at its end or not; any may be lost. Compared frame by frame."""
-            '{"op":"texts","dictionaries":[]}',
-            '{"op":"texts","dictionaries":{"a":1}}',
     rng = random.Random(seed)
     # A flush ends the chunks of both groups.
     ends = sorted({*rng.sample(range(1, 150), rng.randint(0, 4)), 150})

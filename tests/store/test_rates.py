@@ -179,6 +179,57 @@ def test_a_timestamp_that_is_added(tmp_path: Path, caplog: pytest.LogCaptureFixt
         seqrecord.reindex(path)
 
 
+def test_copies_and_additions_of_an_episode_without_a_rate(tmp_path: Path) -> None:
+    """Its parts without a length declare the fps, also if only the last part is copied."""
+    for count in (44, 48, 52):
+        path = tmp_path / str(count)
+        frames = {
+            key: columns(
+                x=np.arange(n)[:, None].repeat(300, 1),
+                timestamp=np.arange(n) / FPS + (np.arange(n) >= 30),
+            )
+            for key, n in {"d0": 4, "f": count, "d1": 4, "g": 4}.items()
+        }
+        options: dict[str, Any] = {"features": {"timestamp": SECONDS}, "codecs": "raw"}
+        written(path, frames, **options, chunk_frames=4, max_file_size=40_000)
+        assert rates(path) == [FPS, None, FPS, FPS]
+        edit.delete_episodes(path, ["d0", "d1"])
+        edit.rewrite_files(path, min_unused=0.001, max_file_size=1)
+        edit.add_feature(path, "z", lambda e: np.zeros((len(e), 2000)), max_file_size=1)
+        for _ in range(2):
+            assert rates(path) == [None, FPS]
+            assert not seqrecord.verify(path).problems
+            seqrecord.reindex(path)
+        with seqrecord.open(path) as dataset:
+            assert dataset.episodes["f"][:]["x"][:, 0].tolist() == [*range(count)]
+
+
+@pytest.mark.parametrize("steps", [["drop"], ["replace"], ["add", "drop"], ["trim", "drop"]])
+def test_a_dropped_timestamp_contradicts_nothing(tmp_path: Path, steps: list[str]) -> None:
+    """Whatever was added before it was dropped or replaced."""
+    path = written(tmp_path / "a", {"e": [{"x": np.int64(i)} for i in range(20)]})
+    edit.add_feature(path, "t", lambda _: moved(7, 1), **SECONDS)
+    for step in steps:
+        assert rates(path) == [None]
+        if step == "drop":
+            edit.drop_features(path, "t")
+        elif step == "replace":
+            edit.add_feature(path, "t", lambda _: regular(), overwrite=True, **SECONDS)
+        elif step == "add":
+            edit.add_feature(path, "label", lambda episode: np.arange(len(episode)))
+        else:
+            edit.trim_episodes(path, "e", slice(1, None))
+    for _ in range(2):
+        assert rates(path) == [FPS]
+        assert not seqrecord.verify(path).problems
+        seqrecord.reindex(path)
+        assert rates(path) == [FPS]
+        (path / "manifest.json").unlink()
+        seqrecord.reindex(path)
+        assert rates(path) == [FPS]
+        edit.clean(path, older_than=-1)
+
+
 # ---- originals
 
 VARYING = [0, 33, 67, 100, 300, 333, 367, 600, 633, 667]  # milliseconds

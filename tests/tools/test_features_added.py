@@ -341,6 +341,29 @@ def test_time_spans_follow_added_and_dropped_timestamps(tmp_path: Path) -> None:
     assert not seqrecord.verify(path).problems
 
 
+def test_time_spans_outlive_a_dropped_feature(tmp_path: Path) -> None:
+    """The last record file has only its last chunk, and the episode's time spans."""
+    path = tmp_path / "records"
+    described: dict[str, Any] = {"x": {"group": 0}, "y": {"group": 1}}
+    described["t"] = {"group": 0, "kind": "timestamp"}
+    frames = {
+        key: columns(x=np.zeros((n, 1100), "<f4"), t=np.arange(n) * 1.0, y=np.arange(n))
+        for key, n in {"e0": 3, "e1": 5}.items()
+    }
+    write_dataset(path, frames, features=described, codecs="raw", max_file_size=20_000)
+    assert len(record_files(path)) == 2
+    edit.add_feature(path, "label", lambda episode: np.arange(len(episode)))
+    edit.drop_features(path, "y")
+    for _ in range(2):
+        with seqrecord.open(path) as dataset:
+            time_spans = dataset.contents.index.time_spans
+            assert time_spans is not None
+            assert time_spans.min_growth[:, 0, 1].tolist() == [2.0, 2.0]
+        assert not seqrecord.verify(path).problems
+        edit.clean(path, older_than=-1)
+        seqrecord.reindex(path)
+
+
 def test_overwrite_replaces_a_feature(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     with pytest.raises(SchemaError, match="feature exists already"):

@@ -20,7 +20,7 @@ from seqrecord.errors import ChecksumError, ConflictError
 from seqrecord.storage import LocalStorage
 from seqrecord.types import Progress
 from tests.kit import command_line
-from tests.kit.datasets import flip, record_files
+from tests.kit.datasets import columns, flip, record_files, write_dataset
 from tests.kit.faults import damages_once
 from tests.kit.tiny import read_all, same_frames
 from tests.tools.test_features_added import (
@@ -318,6 +318,22 @@ def test_texts_variable_shapes_and_timestamps(tmp_path: Path) -> None:
 
 
 STEPS = ("append", "delete", "rename", "drop", "add", "rewrite", "clean", "reindex", "lose", "late")
+def test_time_spans_of_two_files_with_the_same_episode(tmp_path: Path) -> None:
+    """The copies of both parts keep theirs."""
+    path, described = tmp_path / "records", {"t": {"kind": "timestamp"}}
+    write_dataset(path, {key: columns(t=np.arange(5.0)) for key in "de"}, features=described)
+    edit.add_feature(path, "u", lambda episode: 3.0 * np.arange(len(episode)), kind="timestamp")
+    edit.delete_episodes(path, "d")
+    assert len(edit.rewrite_files(path, min_unused=0.001).rewritten) == 2
+    for _ in range(2):
+        with seqrecord.open(path) as reader:
+            spans = reader.contents.index.time_spans
+            assert spans is not None
+            assert spans.min_growth[0, :, 1].tolist() == [2.0, 6.0]
+        assert not seqrecord.verify(path, deep=True).problems
+        seqrecord.reindex(path)
+
+
 
 
 @pytest.mark.slow

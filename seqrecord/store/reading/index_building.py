@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,9 +46,9 @@ class DuplicateEpisode:
 class BuiltIndex:
     """An index and its record files, in the order of the index's numbers.
 
-    More files follow without chunks of the index: the only ones with an episode's length, whose
-    last chunk is in a dropped group, and those with the mark of an episode that is discarded
-    although one of the files has its length. `splits` are the split names, by number.
+    More files follow without chunks of the index: the only ones with an episode's length or time
+    spans, whose last chunk is in a dropped group, and those with the mark of an episode that is
+    discarded although a file has its length. `splits` are the split names, by number.
     """
 
     index: Index
@@ -128,7 +128,7 @@ def build_index(
     episodes.sort(key=lambda rows: (rows.episode.ordinal, rows.episode.uid))
     names = tuple(dict.fromkeys((*splits, *edits.names)))
     index, file_numbers = _index_of(schema, episodes, edits.splits, names)
-    file_numbers = [*file_numbers, *_length_files(episodes, file_numbers)]
+    file_numbers = [*file_numbers, *_fact_files(episodes, file_numbers)]
     file_numbers += _discard_files(sorted_footers, file_numbers, edits.deleted | complete.keys())
     return BuiltIndex(
         index=index,
@@ -157,6 +157,17 @@ def complete_episodes(
     schema, matching = matching_footers(footers, schema)
     complete = _complete_rows([f for _, f in matching], schema, frames or {})
     return {uid: rows.episode for uid, rows in complete.items()}
+
+
+def declared_rates(footers: Iterable[Footer]) -> dict[str, float]:
+    """Return the fps of episodes by uid, also if their timestamps contradict it.
+
+    All parts of an episode that declare an fps declare the same. A new part declares it too, and
+    has none only if it has the episode's length and the timestamps in it contradict the fps.
+    """
+    return {
+        part.uid: part.fps for footer in footers for part in footer.episodes if part.fps is not None
+    }
 
 
 def _index_of(
@@ -215,12 +226,13 @@ def _time_spans_of(schema: Schema, parts: Sequence[EpisodePart]) -> EpisodeTimeS
     return EpisodeTimeSpans.of(rows, len(timestamps), max_frames)
 
 
-def _length_files(episodes: Sequence[_EpisodeRows], file_numbers: Sequence[int]) -> list[int]:
-    """Return further files needed for the lengths of episodes."""
+def _fact_files(episodes: Sequence[_EpisodeRows], file_numbers: Sequence[int]) -> list[int]:
+    """Return further files needed for the lengths and time spans of episodes."""
     numbers = dict.fromkeys(file_numbers)
     for rows in episodes:
-        if numbers.keys().isdisjoint(rows.length_files):
-            numbers[rows.length_files[0]] = None
+        for files in rows.fact_files:
+            if numbers.keys().isdisjoint(files):
+                numbers[files[0]] = None
     return list(numbers)[len(file_numbers) :]
 
 
@@ -299,14 +311,15 @@ class _EpisodeRows:
     """Rows of one complete episode, by group.
 
     `span` are its frames in the record files: not all if it is trimmed. `pieces` are the numbers of
-    all its files, `length_files` of those with its length.
+    all its files. `fact_files` are the files that state its length, then the files with the time
+    spans of each timestamp feature; one file each is needed.
     """
 
     span: range
     episode: EpisodePart
     groups: tuple[_GroupRows, ...]
     pieces: tuple[int, ...]
-    length_files: tuple[int, ...]
+    fact_files: tuple[tuple[int, ...], ...]
 
 
 def _complete_rows(
@@ -361,7 +374,7 @@ def _join(
     """
     episode_parts = [files[file].footer.episodes[number] for file, number in parts]
     lengths = {part.num_frames for part in episode_parts if part.num_frames is not None}
-    episode = _common_part(episode_parts, max(lengths, default=None))
+    episode = _common_part(episode_parts)
     groups = _stored_groups(files, parts, schemas, episode)
     for length in sorted(lengths, reverse=True) if groups else ():
         span = range(length) if frames is None else range(length)[slice(*frames)]
@@ -372,13 +385,25 @@ def _join(
         if span and len(complete_groups) == len(span_rows):
             final_part = _final_part(episode, episode_parts, length)
             numbers = tuple(file for file, _ in parts)
-            decides = [
-                (p.num_frames, p.metadata) == (length, final_part.metadata) for p in episode_parts
-            ]
-            length_files = tuple(compress(numbers, decides))
+            fact_files = _stating_files(final_part, numbers, episode_parts)
             rows = _with_absent_groups(complete_groups, span, schemas)
-            return _EpisodeRows(span, final_part, rows, numbers, length_files)
+            return _EpisodeRows(span, final_part, rows, numbers, fact_files)
     return None
+
+
+def _stating_files(
+    episode: EpisodePart, numbers: Sequence[int], parts: Sequence[EpisodePart]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the files that state an episode's length, then those for each entry of `time_spans`.
+
+    `numbers` are the files of its `parts`.
+    """
+    pairs = zip(numbers, parts, strict=True)
+    ends = [(file, part) for file, part in pairs if part.num_frames == episode.num_frames]
+    fact_files = [tuple(file for file, part in ends if part.metadata == episode.metadata)]
+    for name, _ in episode.time_spans:
+        fact_files.append(tuple(file for file, part in ends if name in dict(part.time_spans)))
+    return tuple(fact_files)
 
 
 def _stored_groups(
@@ -434,38 +459,37 @@ def _with_absent_groups(
 
 
 def _final_part(episode: EpisodePart, parts: Sequence[EpisodePart], num_frames: int) -> EpisodePart:
-    """Return the merged episode with the metadata and time spans of its parts that end here."""
+    """Return the merged episode with what its parts of this length say.
+
+    It has their time spans and metadata, and no fps if one has none: the timestamps contradicted
+    it. Parts of a flush do not decide, since a contradiction until then may not last.
+    """
     if len(parts) == 1:
         return episode
     ends = [part for part in parts if part.num_frames == num_frames]
     metadata = _last_metadata(episode, {part.metadata for part in ends})
     by_feature = {item[0]: item for part in ends for item in part.time_spans}
     time_spans = tuple(sorted(by_feature.values()))
-    return replace(episode, num_frames=num_frames, metadata=metadata, time_spans=time_spans)
+    facts: dict[str, Any] = {"metadata": metadata, "time_spans": time_spans}
+    fps = None if any(part.fps is None for part in ends) else episode.fps
+    return replace(episode, num_frames=num_frames, fps=fps, **facts)
 
 
-def _common_part(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:
+def _common_part(parts: Sequence[EpisodePart]) -> EpisodePart:
     """Merge the parts of an episode. Raises `FormatError` if they contradict.
 
-    Parts may differ in length, time spans and metadata. The result has no fps if a part with this
-    `num_frames` has none: the timestamps contradicted it.
+    Parts may differ in length, time spans and metadata, and those with a length may lack the fps.
     """
     if len(parts) == 1:
         return parts[0]
-    metadata = parts[0].metadata
-    changes: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "time_spans": ()}
-    # Parts of a flush lack it if timestamps contradicted it until then, which may not last.
-    drops = [part.num_frames is not None and part.fps is None for part in parts]  # its fps
-    decides = any(
-        drop and part.num_frames == num_frames for part, drop in zip(parts, drops, strict=True)
-    )
-    fps = next((part.fps for part, drop in zip(parts, drops, strict=True) if not drop), None)
-    pairs = zip(parts, drops, strict=True)
-    variants = {replace(part, **changes, fps=fps if drop else part.fps) for part, drop in pairs}
-    episode = replace(parts[0], **changes, fps=None if decides else fps)
+    changes: dict[str, Any] = {"num_frames": None, "metadata": parts[0].metadata, "time_spans": ()}
+    may_lack = [part.num_frames is not None and part.fps is None for part in parts]
+    pairs = [*zip(parts, may_lack, strict=True)]
+    fps = next((part.fps for part, lacks in pairs if not lacks), None)
+    variants = {replace(part, **changes, fps=fps if lacks else part.fps) for part, lacks in pairs}
     if len(variants) > 1:
-        raise _contradiction(episode)
-    return episode
+        raise _contradiction(parts[0])
+    return replace(parts[0], **changes, fps=fps)
 
 
 def _last_metadata(episode: EpisodePart, texts: Collection[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
@@ -25,7 +25,7 @@ from seqrecord.store.format.manifest import (
 )
 from seqrecord.store.format.references import stored_list_ids
 from seqrecord.store.format.text_keys import feature_of_texts
-from seqrecord.store.reading.index_building import build_index, complete_episodes
+from seqrecord.store.reading.index_building import BuiltIndex, build_index, complete_episodes
 from seqrecord.store.reading.metadata import (
     DamagedFile,
     load,
@@ -79,6 +79,9 @@ def rebuild_version(
 ) -> Version:
     """Build the version with all complete episodes in these record files.
 
+    Record files are left out if they only have dropped features, or copies of chunks in other
+    files. The index is that of the others.
+
     If several episodes have the same key, one is kept, and the log names the others; see
     `build_index`. The dataset's edits apply, or those on the storage if there is no manifest.
     Statistics are kept if the content is unchanged. Raises `FormatError` as `build_index` does.
@@ -87,13 +90,7 @@ def rebuild_version(
     left_out = previous.left_out if previous else ()
     edits = edits_of(storage, base)
     effect = read_edits(storage, edits)
-    try:
-        built = build_index(
-            footers, base.files, left_out, effect, previous.splits if previous else ()
-        )
-    except FormatError as error:  # it names a path
-        error.file = f"{storage.url}/{error.file or RECORDS}"
-        raise
+    built = _built_index(storage, base, footers, effect)
     duplicates = [f"{e.key} (uid {e.uid})" for e in built.duplicates if e.uid not in left_out]
     _warn_of(storage, "%s: skipped %s (duplicate keys): %s", "episode", duplicates)
     # A file of the dataset stays in it, even if it only has duplicates now.
@@ -104,7 +101,14 @@ def rebuild_version(
         for path in base.files
         if path in footers and _holds_any(footers[path], effect.deleted, schema)
     }
-    lost = (episode.uid for episode in built.duplicates if not episode.files.isdisjoint(paths))
+    lost = [episode.uid for episode in built.duplicates if not episode.files.isdisjoint(paths)]
+    unused_files = (footer for path, footer in footers.items() if path not in paths)
+    if _have_parts_of(built.index, unused_files):
+        # A timestamp that was dropped contradicts no fps:
+        # tests/store/test_rates.py::test_a_dropped_timestamp_contradicts_nothing
+        named_footers = {path: footers[path] for path in paths}
+        built = _built_index(storage, base, named_footers, replace(effect, schema=schema))
+        paths = dict.fromkeys((*built.files, *paths))
     template = previous or Manifest(schema, (), {}, 0, 0, "", CREATED_BY)
     is_same = template.fingerprint == built.index.fingerprint()
     manifest = replace(
@@ -117,6 +121,25 @@ def rebuild_version(
         edits=edits,
     )
     return Version(built.index, manifest)
+
+
+def _built_index(
+    storage: Storage, base: Base, footers: Mapping[str, Footer], edits: Edits
+) -> BuiltIndex:
+    """Build the index; errors name the file with its URL."""
+    previous = base.manifest
+    left_out, splits = (previous.left_out, previous.splits) if previous else ((), ())
+    try:
+        return build_index(footers, base.files, left_out, edits, splits)
+    except FormatError as error:  # it names a path
+        error.file = f"{storage.url}/{error.file or RECORDS}"
+        raise
+
+
+def _have_parts_of(index: Index, footers: Iterable[Footer]) -> bool:
+    """Whether record files have parts of an index's episodes."""
+    parts = (part for footer in footers for part in footer.episodes)
+    return any(part.uid in index.positions_by_uid for part in parts)
 
 
 def _holds_any(footer: Footer, deleted: Collection[str], schema: Schema) -> bool:

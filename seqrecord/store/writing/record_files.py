@@ -183,12 +183,16 @@ class ChunkWriter:
         self._complete(num_frames, self._episode.metadata, time_spans, is_regular=is_regular)
         self._episode = None
 
-    def copy(self, episode: EpisodePart, chunks: Iterable[StoredChunk]) -> None:
+    def copy(
+        self, episode: EpisodePart, chunks: Iterable[StoredChunk], *, declared_fps: float | None
+    ) -> None:
         """Copy chunks of an episode; with `num_frames`, its last part ends with them.
 
-        If `chunks` raises, call `drop` to remove the copy.
+        `declared_fps` is the episode's in `declared_rates`. If the copy continues in another file,
+        the first file declares it, like any part without a number of frames. If `chunks` raises,
+        call `drop` to remove the copy.
         """
-        self.begin_part(episode)
+        self.begin_part(replace(episode, fps=declared_fps))
         for chunk in chunks:
             if self._file is not None and not self._file.may_add(episode, chunk):
                 self._finish_file()
@@ -196,7 +200,8 @@ class ChunkWriter:
         if episode.num_frames is None:
             self._episode = None
         else:
-            self.end_part(episode.num_frames, episode.time_spans)
+            is_regular = episode.fps is not None
+            self.end_part(episode.num_frames, episode.time_spans, is_regular=is_regular)
 
     def store(self) -> bool:
         """Finish the files so far if it is time; returns whether a kill loses nothing flushed.
@@ -480,12 +485,14 @@ class OpenFile:
         """Whether a copied chunk may follow the file's chunks.
 
         In a file, an episode's chunks are consecutive, its groups have no gaps in between, and its
-        length is unique.
+        length, fps and time spans are unique.
         """
         if episode.uid not in self._uids:
             return True
         last_part = self._episodes[-1]
-        if last_part.uid != episode.uid or last_part.num_frames not in (None, episode.num_frames):
+        if last_part.uid != episode.uid:
+            return False
+        if last_part.num_frames is not None and last_part != episode:
             return False
         for row in self._rows[chunk.group][-1:]:
             if row["episode"][0] == len(self._episodes) - 1:

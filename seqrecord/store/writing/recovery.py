@@ -13,7 +13,7 @@ from seqrecord.store.checksum import Buffer
 from seqrecord.store.format.footer import RECORDS, EpisodePart, Footer, parse_footer, parse_header
 from seqrecord.store.format.pages import aligned, page_digest
 from seqrecord.store.format.rows import HEADER_BYTES, features_of
-from seqrecord.store.reading.index_building import complete_episodes
+from seqrecord.store.reading.index_building import complete_episodes, declared_rates
 from seqrecord.store.reading.metadata import DamagedFile
 from seqrecord.store.schema import Schema
 from seqrecord.store.storage.base import Storage, Unfinished
@@ -64,6 +64,8 @@ def recover(
         for note in _notes(storage, upload, damaged):
             by_uid.setdefault(note.part.uid, []).append(note)
     candidates = complete([*chain.from_iterable(by_uid.values())])
+    note_footers = (note.footer for note in chain.from_iterable(by_uid.values()))
+    rates = declared_rates([*footers.values(), *note_footers])
     writers: dict[Schema, ChunkWriter] = {}
     for uid, notes in by_uid.items():
         part = candidates.get(uid)
@@ -72,7 +74,7 @@ def recover(
             files = writers.get(file_schema) or ChunkWriter(storage, file_schema, writer=writer)
             writers[file_schema] = files
             try:
-                files.copy(part, _chunks(notes, _length(part)))
+                files.copy(part, _chunks(notes, _length(part)), declared_fps=rates.get(uid))
             except (FormatError, NotFoundError) as error:
                 files.drop()
                 _logger.warning(

@@ -34,7 +34,7 @@ from seqrecord.store.format.manifest import (
 )
 from seqrecord.store.format.pages import chunk_bytes
 from seqrecord.store.format.rows import MAX_EPISODE_FRAMES
-from seqrecord.store.reading.index_building import matching_footers
+from seqrecord.store.reading.index_building import declared_rates, matching_footers
 from seqrecord.store.reading.metadata import read_edits, record_sizes
 from seqrecord.store.reading.versions import kept_versions
 from seqrecord.store.schema import Schema
@@ -154,7 +154,8 @@ def rewrite_files(
         }
         total = sum(live_bytes.values())
         new_files, writer = list[str](), new_writer_id()
-        copies = _FileCopies(storage, manifest.schema, edits, total, progress)
+        rates = declared_rates(footers.values())
+        copies = _FileCopies(storage, manifest.schema, edits, rates, total, progress)
         for batch in batched([] if dry_run else live_bytes, live_bytes.__getitem__, commit_limit):
             if dataset.manifest.commit != manifest.commit:
                 raise ConflictError(
@@ -253,11 +254,15 @@ def _live_chunks(footer: Footer, edits: Edits, schema: Schema) -> Iterator[_Chun
 
 @dataclass
 class _FileCopies:
-    """Copies of chunks in new record files; reports `num_bytes` of `total` to `progress`."""
+    """Copies of chunks in new record files; reports `num_bytes` of `total` to `progress`.
+
+    `rates` are `declared_rates`.
+    """
 
     storage: Storage
     schema: Schema
     edits: Edits
+    rates: Mapping[str, float]
     total: int
     progress: Callable[[Progress], None] | None
     num_bytes: int = 0
@@ -268,7 +273,11 @@ class _FileCopies:
         for read_batch in batched(chunks, lambda chunk: chunk.length, _READ_BYTES):
             chunk_copies = self.read(path, footer, read_batch)
             for part, copies_of_part in groupby(chunk_copies, itemgetter(0)):
-                files.copy(part, (chunk for _, chunk in copies_of_part))
+                files.copy(
+                    part,
+                    (chunk for _, chunk in copies_of_part),
+                    declared_fps=self.rates.get(part.uid),
+                )
             self.report(self.num_bytes + sum(chunk.length for chunk in read_batch))
 
     def read(

@@ -31,7 +31,7 @@ from seqrecord.store.reading.contents import Contents, Episodes
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.episode import Episode, values_in_order
 from seqrecord.store.reading.filters import EpisodeFilter
-from seqrecord.store.reading.index_building import complete_episodes
+from seqrecord.store.reading.index_building import complete_episodes, declared_rates
 from seqrecord.store.reading.metadata import read_edits
 from seqrecord.store.reading.opening import opened
 from seqrecord.store.schema import MAX_FEATURES, MAX_GROUPS, Block, FeatureSpec, Schema
@@ -157,10 +157,13 @@ def add_feature(
         )
         spans = read_edits(storage, manifest.edits).frames
         parts = complete_episodes(list(dataset.footers.items()), manifest.schema, spans)
+        rates = declared_rates(dataset.footers.values())
         with closing_or_aborting(files):
             for episode in episodes.values():
                 start, _ = spans.get(episode.uid, (0, 0))
-                _write_values(files, parts[episode.uid], start, episode, name, values)
+                # Other timestamps may contradict the fps now, but be dropped later.
+                part = replace(parts[episode.uid], fps=rates.get(episode.uid))
+                _write_values(files, part, start, episode, name, values)
         for note in irregular_notes(files.irregular):
             _logger.warning("%s: %s", storage.url, note)
         if statistics is not None:
