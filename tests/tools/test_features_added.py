@@ -364,6 +364,43 @@ def test_time_spans_outlive_a_dropped_feature(tmp_path: Path) -> None:
         seqrecord.reindex(path)
 
 
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_values_of_a_renamed_and_trimmed_episode(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, codec: str
+) -> None:
+    """Errors, notes and statistics have its key and frames, not those of its record file."""
+    path = tmp_path / "records"
+    write_dataset(path, {key: columns(x=np.arange(12.0)) for key in "ab"}, fps=10)
+    edit.rename_episodes(path, {"a": "b", "b": "a"})
+    edit.trim_episodes(path, "a", slice(4, None))
+    seqrecord.add_statistics(path)
+    codecs: Any = {"state": [] if codec == "raw" else [{"id": codec, "level": 1}]}
+
+    def wrong(episode: Episode) -> list[Any]:
+        return [np.zeros(3 + (episode.key == "a" and i == 1)) for i in range(len(episode))]
+
+    def state(episode: Episode) -> list[Any]:
+        return [np.full(3, np.nan if episode.key == "a" and i == 2 else 1.0) for i in range(8)]
+
+    def time(episode: Episode) -> Any:
+        numbers = np.arange(len(episode))
+        return numbers / 10 + (numbers >= 5) * (episode.key == "a")
+
+    with pytest.raises(FrameError) as caught:
+        edit.add_feature(path, "state", wrong, codec=codecs)
+    assert (caught.value.episode, caught.value.frame) == ("a", 1)
+    edit.trim_episodes(path, "b", slice(8))
+    seqrecord.add_statistics(path)
+    edit.add_feature(path, "state", state, codec=codecs, kind="state")
+    with seqrecord.open(path) as dataset:
+        for statistics in (dataset.statistics, dataset.compute_statistics()):
+            [place] = statistics["state"].non_finite
+            assert (place.episode, place.frame, place.count) == ("a", 2, 3)
+    caplog.clear()
+    edit.add_feature(path, "time", time, kind="timestamp", unit="s")
+    assert "episode a, frame 5: 1.5 s after the first" in caplog.text
+
+
 def test_overwrite_replaces_a_feature(dataset: tuple[Path, Model]) -> None:
     path, model = dataset
     with pytest.raises(SchemaError, match="feature exists already"):

@@ -52,7 +52,7 @@ class StatisticsCollector:
         self._episode: dict[str, _Feature] = {}  # frames of the episode since
         self._key = ""
         self._phase = 0.0
-        self._number = 0  # frames of the episode so far
+        self._number = 0  # number of the episode's next frame
         self._num_kept = 0  # frames of the episode before the last `keep`
 
     @property
@@ -60,13 +60,16 @@ class StatisticsCollector:
         """Names of the features with statistics."""
         return frozenset(self._totals)
 
-    def begin(self, key: str) -> None:
-        """Start an episode; discard frames of the previous one since its last `keep`."""
+    def begin(self, key: str, number: int = 0) -> None:
+        """Start an episode; discard frames of the previous one since its last `keep`.
+
+        `number` is its first frame's: negative for frames before the start of a trimmed episode.
+        """
         self._end_episode()
         self._episode = {}
         self._key = key
         self._phase = zlib.crc32(key.encode()) / 2**32
-        self._number = self._num_kept = 0
+        self._number, self._num_kept = number, 0
 
     def add(self, frame: Mapping[str, Any]) -> None:
         """Add the episode's next frame, which matches the schema. The arrays are not retained.

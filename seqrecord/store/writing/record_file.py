@@ -88,6 +88,7 @@ class RecordFileWriter(ChunkWriter):
         self._rate = RateCheck(schema)
         self.irregular: list[IrregularEpisode] = []  # whose fps their timestamps contradict
         self._flushed_irregular: str | None = None  # key of the last entry of this episode
+        self._key, self._start = "", 0  # of the episode, see `begin_part`
         self._num_frames = 0  # of the episode
         self._encoding = self._groups  # without those whose chunks are copied
 
@@ -106,18 +107,30 @@ class RecordFileWriter(ChunkWriter):
         part = EpisodePart(key, uid, ordinal, None, fps, metadata)
         self.begin_part(part, chunk_frames)
 
-    def begin_part(self, episode: EpisodePart, chunk_frames: int | None = None) -> None:
-        """Start chunks of an episode that may also have chunks in other files."""
+    def begin_part(
+        self,
+        episode: EpisodePart,
+        chunk_frames: int | None = None,
+        *,
+        key: str | None = None,
+        start: int = 0,
+    ) -> None:
+        """Start chunks of an episode that may also have chunks in other files.
+
+        Errors, notes and statistics name it `key`, and count frames from `start`: its key and first
+        frame in a dataset that renamed or trimmed it.
+        """
         super().begin_part(episode)
+        self._key, self._start = episode.key if key is None else key, start
         self._num_frames = 0
         self._encoding = self._groups
         for group in self._groups:
             group.begin(chunk_frames)
         for time_spans in self._time_spans.values():
             time_spans.begin()
-        self._rate.begin(episode)
+        self._rate.begin(replace(episode, key=self._key))
         self._flushed_irregular = None
-        self._statistics.begin(episode.key)
+        self._statistics.begin(self._key, -start)
         for name in self._referred:
             self._statistics.exclude(name)
 
@@ -127,10 +140,10 @@ class RecordFileWriter(ChunkWriter):
         The partition of frames into blocks has no effect on the files. Raises `FrameError`, with
         episode and frame, for a frame that does not fit the schema.
         """
-        episode = self._current_episode()
+        self._current_episode()
         first_frame = self._num_frames
         if first_frame + block.num_frames > MAX_EPISODE_FRAMES:
-            raise FrameError("episode has too many frames", episode=episode.key)
+            raise FrameError("episode has too many frames", episode=self._key)
         columns = block.columns
         for name in self._bools:
             if (items := columns.get(name)) is not None:
@@ -145,8 +158,8 @@ class RecordFileWriter(ChunkWriter):
             }
             encoded = {name: self._encoders[name](column) for name, column in columns.items()}
         except (FrameError, CodecError) as error:
-            error.frame = first_frame + (error.frame or 0)
-            raise error.located(episode=episode.key) from error.__cause__
+            error.frame = first_frame - self._start + (error.frame or 0)
+            raise error.located(episode=self._key) from error.__cause__
         start = 0
         while start < block.num_frames:
             # Write each chunk right after its last frame.
@@ -162,9 +175,10 @@ class RecordFileWriter(ChunkWriter):
         rows: range,
     ) -> None:
         """Take these rows of a block; no group has a chunk that ends before the last row."""
-        episode, number = self._current_episode(), self._num_frames
+        self._current_episode()
+        number = self._num_frames
         self._hold_back_if_full()
-        with located((FrameError, CodecError), episode=episode.key, frame=number):
+        with located((FrameError, CodecError), episode=self._key, frame=number - self._start):
             for group in self._encoding:
                 group.add(encoded, rows)
         numbers = number + np.arange(len(rows))
@@ -207,7 +221,7 @@ class RecordFileWriter(ChunkWriter):
     ) -> None:
         self._time_spans[name].add(times, numbers)
         if name == self._rate.feature:
-            self._rate.add(times, numbers)
+            self._rate.add(times, numbers - self._start)
 
     def append_video(self, name: str, video: Any) -> None:
         """Keep the next frames of a video feature in their encoding: a `Gop` or similar.
@@ -215,10 +229,10 @@ class RecordFileWriter(ChunkWriter):
         The frames belong, in order, to the frames that `append` gets without this feature, before
         or afterwards. Raises `FrameError` if the feature is not video.
         """
-        episode = self._current_episode()
+        self._current_episode()
         group = self._video.get(name)
         self._hold_back_if_full()
-        with located(FrameError, episode=episode.key):
+        with located(FrameError, episode=self._key):
             if group is None:
                 raise FrameError(
                     "feature is not video",
@@ -236,7 +250,7 @@ class RecordFileWriter(ChunkWriter):
     def _is_regular(self) -> bool:
         """Whether the episode's timestamps so far agree with its fps."""
         contradiction = self._rate.contradiction()
-        if self._episode is not None and self._episode.key == self._flushed_irregular:
+        if self._episode is not None and self._key == self._flushed_irregular:
             self.irregular.pop()  # the mean rate of all frames counts
         self._flushed_irregular = contradiction.episode if contradiction else None
         if contradiction is None:
@@ -252,7 +266,7 @@ class RecordFileWriter(ChunkWriter):
             feature, num_frames = uneven
             raise FrameError(
                 "video and episode have different numbers of frames",
-                episode=self._episode.key,
+                episode=self._key,
                 feature=feature,
                 expected=self._num_frames,
                 got=num_frames,
@@ -267,11 +281,11 @@ class RecordFileWriter(ChunkWriter):
         return self.store()
 
     def _flush_chunks(self) -> None:
-        episode = self._current_episode()
+        self._current_episode()
         self.check_lengths()
         if self._flushed == self._num_frames:
             return
-        with located(CodecError, episode=episode.key):
+        with located(CodecError, episode=self._key):
             for group in self._groups:
                 self._write_chunks(group, with_tail=True)
         self.flush_part(self._num_frames, self._time_spans_so_far(), is_regular=self._is_regular())
@@ -281,11 +295,11 @@ class RecordFileWriter(ChunkWriter):
         """End the episode, with other `metadata` if given; see `ChunkWriter.end_part`."""
         episode = self._current_episode()
         if metadata is not None:
-            self._episode = episode = replace(episode, metadata=metadata)
+            self._episode = replace(episode, metadata=metadata)
         self.check_lengths()
         if not self._num_frames:
-            raise FrameError("episode has no frames", episode=episode.key)
-        with located(CodecError, episode=episode.key):
+            raise FrameError("episode has no frames", episode=self._key)
+        with located(CodecError, episode=self._key):
             for group in self._groups:
                 group.fix_length()
                 self._write_chunks(group, with_tail=True)
@@ -341,7 +355,7 @@ class RecordFileWriter(ChunkWriter):
             if len(page) and page_kind(spec).in_slices:
                 shape = tuple(size for size in spec.shape if size is not None)
                 frames = np.frombuffer(page, spec.dtype).reshape(-1, *shape)
-                numbers = chunk.first_frame + np.arange(chunk.num_frames)
+                numbers = chunk.first_frame - self._start + np.arange(chunk.num_frames)
                 if (mask := chunk.gaps.get(self.schema.position(name))) is not None:
                     numbers = numbers[mask]
                 self._statistics.add_frames(name, frames, numbers)

@@ -295,8 +295,9 @@ class _FileCopies:
             buffer_of, chunk_copies = dict(zip(ranges, buffers, strict=True)), []
             for chunk in chunks:
                 pages = [buffer_of.get(page, b"") for page in chunk.pages]
-                url = f"{self.storage.url}/{path}"
-                with located(ChecksumError, file=url, episode=chunk.part.key):
+                url, uid = f"{self.storage.url}/{path}", chunk.part.uid
+                key = self.edits.keys.get(uid, chunk.part.key)
+                with located(ChecksumError, file=url, episode=key):
                     stored = stored_chunk(footer, self.schema, chunk.group, chunk.number, pages)
                 chunk_copies.append((chunk.part, stored))
             return chunk_copies

@@ -468,10 +468,13 @@ def _write_values(
     name: str,
     values: Values,
 ) -> None:
-    """Write an episode's values; frames outside of a trimmed episode, from `start`, lack them."""
+    """Write an episode's values; frames outside of a trimmed episode, from `start`, lack them.
+
+    `part` is the episode in record files, where it may have another key.
+    """
     episode_values = values(episode)
     _check_length(episode, episode_values, name)
-    files.begin_part(part)
+    files.begin_part(part, key=episode.key, start=start)
     if start:
         files.append(Block(start, {}))
     count = 0
