@@ -523,24 +523,33 @@ sparse = written_once(write_sparse, open_it=True)
     times=st.lists(st.integers(-90, 90).map(lambda n: n / 50 + 0.003), min_size=1, max_size=3),
     max_age=st.sampled_from([None, 0, 1]),
     explicit=st.booleans(),
+    transformed=st.booleans(),
 )
 def test_clips_are_incomplete_by_their_own_frames(
-    sparse: Dataset, name: str, times: list[float], max_age: int | None, explicit: bool
+    sparse: Dataset,
+    name: str,
+    times: list[float],
+    max_age: int | None,
+    explicit: bool,
+    transformed: bool,
 ) -> None:
-    """Not by frames between them."""
+    """Not by frames between them. A transform needs the frame `start` too."""
     by_time: dict[str, Any] = {"timestamps": "time", "out_of_range": "pad"} if explicit else {}
     window: Any = Seconds(times, tolerance=0.06, **by_time)
+    needed, more = times, dict[str, Any]()
     if max_age is not None:
         window = Latest(window, max_age=max_age)
+    elif transformed:
+        needed, more = [*times, 0.0], {"frame_transform": dict}
     expected = []
     for episode in range(3):
         at = (sparse_stamps(episode) - sparse_stamps(episode)[0]) * 1e-9
         for start in range(80):
-            frames = np.argmin(np.abs(at - at[start] - np.array(times)[:, None]), axis=1)
+            frames = np.argmin(np.abs(at - at[start] - np.array(needed)[:, None]), axis=1)
             ages = range((max_age or 0) + 1)
             if all(any(f >= age and has(name, f - age) for age in ages) for f in frames.tolist()):
                 expected.append((episode, start))
-    options: dict[str, Any] = {"features": [name], "windows": {name: window}, "pad": "edge"}
+    options: dict[str, Any] = {"features": [name], "windows": {name: window}, "pad": "edge", **more}
     if not expected:
         with pytest.raises(ClipError, match="no clip has all of its frames"):
             SeqRecordMapDataset(sparse, **options)
@@ -648,7 +657,10 @@ def test_clips_stay_inside_their_episodes(timed: Dataset) -> None:
     assert len(found) >= sum(max(0, length - 10) for length in TIMED)
 
 
-def test_slow_episodes_lose_no_clip_to_fast_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("frame_transform", [None, dict])
+def test_slow_episodes_lose_no_clip_to_fast_ones(
+    tmp_path: Path, frame_transform: type[dict[str, Any]] | None
+) -> None:
     rates, features = {"2": 2, "10": 10, "100": 100}, {"time": {"kind": "timestamp", "unit": "ms"}}
     episodes = {
         key: columns(time=np.arange(150) * (1000 // rate), a=np.arange(150), b=np.arange(150))
@@ -659,7 +671,8 @@ def test_slow_episodes_lose_no_clip_to_fast_ones(tmp_path: Path) -> None:
     windows: dict[str, Any] = {"a": Seconds([-1, 0.5], **by_time), "b": Seconds([0, 1], **by_time)}
     for features_used, last in ((["a"], 0.5), (["a", "b"], 1)):
         used = {name: windows[name] for name in features_used}
-        clips = SeqRecordMapDataset(tmp_path / "a", windows=used, features=features_used)
+        options: dict[str, Any] = {"features": features_used, "frame_transform": frame_transform}
+        clips = SeqRecordMapDataset(tmp_path / "a", windows=used, **options)
         keys = clips.clips.locate(np.arange(len(clips)))
         assert list(zip(keys.episode.tolist(), keys.start.tolist(), strict=True)) == [
             (episode, start)
@@ -669,6 +682,33 @@ def test_slow_episodes_lose_no_clip_to_fast_ones(tmp_path: Path) -> None:
         for number, start in ((0, 2), (len(clips) - 1, int(keys.start[-1]))):
             rate = [*rates.values()][keys.episode[number]]
             assert clips[number]["a"].tolist() == [start - rate, start + rate // 2]
+
+
+@pytest.mark.parametrize("frame_transform", [None, dict])
+def test_episodes_have_the_clips_of_their_own_rate(
+    tmp_path: Path, frame_transform: type[dict[str, Any]] | None
+) -> None:
+    """By fps; also clips of a table, and inside a segment of a feature."""
+    rates, lengths = {"slow": 10, "fast": 30}, {"slow": 12, "fast": 40}
+    episodes = {key: columns(a=np.arange(n), part=np.arange(n) // 8) for key, n in lengths.items()}
+    write_dataset(tmp_path / "a", episodes, rates=rates)
+    options: dict[str, Any] = {"windows": dict.fromkeys(["a", "part"], Seconds([0, 0.5]))}
+    options |= {"frame_transform": frame_transform}
+    expected = [
+        (key, start, [start, start + rate // 2])
+        for key, rate in rates.items()
+        for start in range(lengths[key] - rate // 2)
+    ]
+
+    def clips_of(**more: Any) -> list[tuple[str, int, list[int]]]:
+        clips = SeqRecordMapDataset(tmp_path / "a", **options, **more)
+        found = [clips[number] for number in range(len(clips))]
+        return [(clip["episode"], int(clip["start"]), clip["a"].tolist()) for clip in found]
+
+    assert sorted(clips_of()) == sorted(expected)
+    assert clips_of(samples={"episode": ["slow"], "start": [6]}) == [("slow", 6, [6, 11])]
+    whole = [clip for clip in expected if clip[2][0] // 8 == clip[2][1] // 8]
+    assert sorted(clips_of(samples=seqrecord.samples.inside("part"))) == sorted(whole)
 
 
 def test_episodes_that_all_have_other_rates(tmp_path: Path) -> None:

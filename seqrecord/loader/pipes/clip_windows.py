@@ -23,7 +23,6 @@ from seqrecord.store.clips.frames import (
     OffsetWindow,
     SampleValues,
 )
-from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.tables import (
     ClipSpec,
     ClipTable,
@@ -51,6 +50,8 @@ class Windows:
         by_feature: windows of features that have one of their own.
         usual: window of the other features: `clip_len` frames, or lists of frames.
         stored: frames of each stored feature.
+        required: windows, each with the stored features that its frames must have. A frame
+            transform needs all features in the frames of all windows.
         rate: number of each episode's frame rate, int64[E]: offsets of seconds depend on it.
         reach: frames before and behind a clip's start that an episode must have, for each frame
             rate, int64[rates, 2].
@@ -66,6 +67,7 @@ class Windows:
     by_feature: Mapping[str, ClipWindow]
     usual: ClipWindow
     stored: ClipFrames
+    required: Sequence[tuple[ClipWindow, tuple[str, ...]]]
     rate: IntArray
     reach: IntArray
     dilations: Sequence[int]
@@ -177,28 +179,29 @@ def find_windows(
     if options.nearest:
         by_feature |= _nearest_windows(options, dataset, selected, by_feature, usual)
     rates = range(int(rate.max(initial=0)) + 1)
-    if is_transformed and excerpts is None:  # it needs all features, of every window
-        all_windows = (usual, *by_feature.values())
-        offset_lists = [w.frame_span_at(number) for w in all_windows for number in rates]
-        whole = OffsetWindow.of(distinct(np.concatenate(offset_lists)), max_frames)
-        stored: dict[str, ClipWindow] = dict.fromkeys(features, whole)
-    else:
-        if requested:
-            _check_features(requested, features)
-        stored = {name: by_feature.get(name, usual) for name in features}
-    reach = np.zeros((len(rates), 2), np.int64)
-    for number in rates:
-        frames = [w.frame_offsets_at(number) * factors[0] for w in stored.values()]
-        reach[number] = np.where(pads, 0, offset_range(frames))
     num_frames = dataset.contents.episode_table.num_frames
     if excerpts is not None:
         num_frames = excerpts.num_frames
+    stored = ClipFrames(dict.fromkeys(features, usual), num_frames, excerpts=excerpts)
+    if is_transformed and excerpts is None:
+        all_windows = {window.key: window for window in (usual, *by_feature.values())}
+        required = [(window, tuple(features)) for window in all_windows.values()]
+    else:
+        if requested:
+            _check_features(requested, features)
+        stored = replace(stored, windows={name: by_feature.get(name, usual) for name in features})
+        required = [(stored.windows[names[0]], names) for names in stored.by_window(features)]
+    reach = np.zeros((len(rates), 2), np.int64)
+    for number in rates:
+        offset_lists = [w.frame_offsets_at(number) * factors[0] for w, _ in required]
+        reach[number] = np.where(pads, 0, offset_range(offset_lists))
     return Windows(
         requested=requested,
         nearest=options.nearest,
         by_feature=by_feature,
         usual=usual,
-        stored=ClipFrames(stored, num_frames, excerpts=excerpts),
+        stored=stored,
+        required=required,
         rate=rate,
         reach=reach,
         dilations=factors,
@@ -218,21 +221,21 @@ def enumerate_windows(
     """The clips of selected episodes that are complete with at least one dilation; by default, with
     one of the windows'.
     """
-    table, stored, union = dataset.contents.episode_table, windows.stored, list[ClipTable]()
-    gaps = {names[0]: windows.missing(dataset, names) for names in stored.by_window(stored.windows)}
+    table, union = dataset.contents.episode_table, list[ClipTable]()
     # Starts to leave out, of windows whose offsets do not tell which frames clips use.
-    starts = {
-        name: stored.windows[name].starts_without(lacking.of_episodes(selected))
-        for name, lacking in gaps.items()
-    }
+    gaps, starts = dict[tuple[str, ...], MissingFrames](), list[MissingFrames | None]()
+    for window, names in windows.required:
+        if names not in gaps:
+            gaps[names] = windows.missing(dataset, names)
+        starts.append(window.starts_without(gaps[names].of_episodes(selected)))
     for dilation in dilations or windows.dilations:
         tables = []
         for rate in range(len(windows.reach)):
             uses = list[ClipUse]()
-            for name, lacking in gaps.items():
-                offsets = stored.windows[name].frame_offsets_at(rate) * dilation
-                if (excluded := starts[name]) is None:
-                    uses.append(ClipUse(offsets, lacking))
+            for (window, names), excluded in zip(windows.required, starts, strict=True):
+                offsets = window.frame_offsets_at(rate) * dilation
+                if excluded is None:
+                    uses.append(ClipUse(offsets, gaps[names]))
                 else:
                     uses.append(ClipUse(offsets, MissingFrames.none()))
                     uses.append(ClipUse(np.zeros(1, np.int64), excluded))

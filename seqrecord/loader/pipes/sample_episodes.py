@@ -78,8 +78,8 @@ class SelectedEpisodes:
         if "dilation" in samples.columns:
             dilation = np.asarray(samples.values("dilation", clips))
         found = replace(self.windows.stored, samples=samples)
-        windows = [found.windows[names[0]] for names in found.by_window(found.windows)]
-        first, last = zip(*(one.ends(clips, found, dilation) for one in windows), strict=True)
+        ends = (window.ends(clips, found, dilation) for window, _ in self.windows.required)
+        first, last = zip(*ends, strict=True)
         return np.minimum.reduce(first), np.maximum.reduce(last)
 
     def complete(self, dilation: int) -> ClipTable:

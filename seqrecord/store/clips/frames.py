@@ -175,13 +175,6 @@ class ClipWindow(ABC):
         int64[n].
         """
 
-    def frame_span_at(self, rate: int) -> IntArray:
-        """The offsets of all frames that clips may use, in episodes with one frame rate; int64[n].
-
-        Values of `At` columns do not count.
-        """
-        return self.frame_offsets_at(rate)
-
     def starts_without(self, gaps: MissingFrames) -> MissingFrames | None:  # noqa: ARG002
         """The starts of clips with a frame in `gaps`; `None` if `frame_offsets_at` tells."""
         return None
@@ -467,10 +460,6 @@ class TimedWindow(ClipWindow):
     def frame_offsets_at(self, rate: int) -> IntArray:
         """See `ClipWindow`."""
         return np.array([-self.frames_before[rate], self.frames_after[rate]])
-
-    def frame_span_at(self, rate: int) -> IntArray:  # noqa: ARG002
-        """See `ClipWindow`."""
-        return np.arange(self.first_offset, self.last_offset + 1)
 
     def starts_without(self, gaps: MissingFrames) -> MissingFrames:
         """See `ClipWindow`. Reads the timestamps of the episodes with gaps."""
