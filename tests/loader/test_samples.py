@@ -1127,6 +1127,41 @@ def test_segments_repeat_each_clip_and_combine_with_functions(each: Dataset) -> 
     assert [clip["start"] for clip in (clips[0], clips[7])] == [5, 0]
 
 
+def test_dilated_clips_stay_inside_their_segments(each: Dataset) -> None:
+    """A clip draws among the dilations with which it is complete there."""
+    spans: dict[str, Any] = {
+        "episode": ["set/3", "set/0", "set/3"],
+        "start": [5, 0, 8],
+        "stop": [19, 10, 12],
+        "number": [0, 1, 2],
+    }
+    options: dict[str, Any] = {"clip_len": 4, "batch_size": 4}
+    pipe = SeqRecordPipe(
+        each, features=["id"], samples=[segments(spans), dilate(1, 3), reverse(0.5)], **options
+    )
+    starts = Counter[tuple[int, int, int]]()
+    for _ in range(12):
+        for batch in pipe:
+            columns = (batch[name].tolist() for name in ("number", "start", "dilation", "id"))
+            for number, start, dilation, ids in zip(*columns, strict=True):
+                frames = sorted(frame for _, frame in ids)
+                assert frames == [start + i * dilation for i in range(4)]
+                assert spans["start"][number] <= start <= frames[-1] < spans["stop"][number]
+                starts[number, start, dilation] += 1
+    assert {*starts} == {
+        (number, start, dilation)
+        for number in range(3)
+        for dilation in (1, 3)
+        for start in range(spans["start"][number], spans["stop"][number] - 3 * dilation)
+    }
+    # Frame 20 of set/3 lacks flow: clips from 18 and 19 are complete with a dilation of 3 only.
+    for stop, expected in ((27, []), (28, [18]), (29, [18, 19])):
+        span = segments({"episode": ["set/3", "set/0"], "start": [18, 0], "stop": [stop, 4]})
+        pipe = SeqRecordPipe(each, features=["flow"], samples=[span, dilate(1, 3)], **options)
+        found = [start for batch in pipe for start in batch["start"].tolist()]
+        assert sorted(start for start in {*found} if 18 <= start <= 20) == expected
+
+
 def test_tables_of_polars_and_segments_of_a_file(each: Dataset, tmp_path: Path) -> None:
     """Texts of Polars are views, which older Arrow lacks."""
     if not hasattr(pa, "string_view"):

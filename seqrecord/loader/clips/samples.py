@@ -72,8 +72,10 @@ class SampleEpisodes(Protocol):
     def extent(self, clips: ClipKeys, samples: Samples) -> tuple[IntArray, IntArray]:
         """First and last frames that clips of a table use, inside their episodes."""
 
-    def complete(self, dilation: int) -> ClipTable:
-        """The complete clips with a dilation, at each start."""
+    def complete(self, dilation: int) -> Callable[[ClipKeys], npt.NDArray[np.bool_]]:
+        """A function that returns which clips are complete with a dilation, in their episode or
+        segment, bool [n].
+        """
 
     def digest(self, samples: Samples) -> str:
         """A hash of all rows and columns of a table."""

@@ -31,9 +31,10 @@ def segments(table: TableLike) -> Segments:
     """All clips inside spans of episodes, for the argument `samples`, alone or before functions.
 
     The table, or Parquet file, has the columns `episode`, keys, and `start` and `stop` (or `end`),
-    the frames [start, stop) of each span. A clip is inside if all frames that it needs are; clips
-    start every `stride` frames from the first such start on. Other columns hold for each clip of
-    their span, so `repeat` is the mean number of times that each clip comes. Spans may overlap.
+    the frames [start, stop) of each span. A clip is inside if all frames that it needs are, also
+    with a dilation that `dilate` draws; clips start every `stride` frames from the first such start
+    on. Other columns hold for each clip of their span, so `repeat` is the mean number of times that
+    each clip comes. Spans may overlap.
 
     Example:
         spans = {"episode": ["demo/000"], "start": [0], "stop": [8], "label": ["reach"]}
@@ -64,8 +65,9 @@ def clips_in_segments(
     names: EpisodeNames,
     reaches: IntArray,
     stride: int,
-) -> tuple[dict[str, pa.Array], int]:
-    """A table with a row for each clip, and the number of segments without one.
+) -> tuple[dict[str, pa.Array], IntArray, int]:
+    """A table with a row for each clip, the end of each clip's segment, int64[n], and the number of
+    segments without a clip.
 
     Arguments as for `read_samples`. Raises `ClipError` for a segment outside its episode, and if
     none has a clip.
@@ -95,4 +97,4 @@ def clips_in_segments(
     number = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     clips = {name: column.take(pa.array(row)) for name, column in columns.items()}
     clips["start"] = pa.array(first_start[row] + number * stride)
-    return clips, int((count == 0).sum())
+    return clips, stop[row], int((count == 0).sum())

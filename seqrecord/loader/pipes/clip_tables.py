@@ -83,12 +83,13 @@ def _of_segments(
     if "dilation" in columns:
         dilations = np.unique(columns["dilation"]).tolist()
     reaches = find_windows(options, dataset, selected, dilations=dilations).extents(selected)
-    clips, num_short = clips_in_segments(columns, _names(dataset), reaches, options.stride or 1)
+    stride = options.stride or 1
+    clips, stops, num_short = clips_in_segments(columns, _names(dataset), reaches, stride)
     if num_short:
         place, count = shown_place(dataset.url), len(columns["episode"])
         warn_once(f"{place}: {num_short:,} of {count:,} segments are shorter than a clip")
     starts, num_rows = replace(options, stride=1), len(columns["episode"])
-    return _of_starts(starts, dataset, selected, clips, num_rows)
+    return _of_starts(starts, dataset, selected, clips, num_rows, stops)
 
 
 def _of_starts(
@@ -97,8 +98,11 @@ def _of_starts(
     selected: IntArray,
     columns: Mapping[str, pa.Array],
     num_rows: int | None = None,
+    stops: IntArray | None = None,
 ) -> tuple[SelectedEpisodes, Samples]:
-    """The samples of a table of starts that lack no feature; `num_rows`: of segments."""
+    """The samples of a table of starts that lack no feature; of segments with their number
+    `num_rows`, and the `stops` that each clip's frames must be before, int64[n].
+    """
     spec, dilations = options.spec, None
     if "dilation" in columns:
         dilations = np.unique(columns["dilation"]).tolist()
@@ -107,14 +111,18 @@ def _of_starts(
     mine = np.isin(episode, selected)
     selected = distinct(episode[mine])
     whole = np.zeros(len(episode), np.bool_)
-    for some in [windows.dilations] if dilations is None else [(one,) for one in dilations]:
-        rows = mine if dilations is None else mine & (own["dilation"] == some[0])
-        complete = enumerate_windows(windows, dataset, selected, spec, some)
-        whole[rows] = complete.has(episode[rows], start[rows])
+    for dilation in windows.dilations:
+        rows = mine if dilations is None else mine & (own["dilation"] == dilation)
+        if stops is not None:
+            rows = rows & (start + windows.frames_behind(episode, dilation) < stops)
+        complete = enumerate_windows(windows, dataset, selected, spec, [dilation])
+        whole[rows] |= complete.has(episode[rows], start[rows])
     row, lacking = np.flatnonzero(whole), int((mine & ~whole).sum())
+    row = row[np.lexsort((start[row], episode[row]))]  # the order of `Samples.of`
     own = {name: taken(column, row) for name, column in own.items()}
     none = empty_clips(spec, selected, num_incomplete=lacking)
-    episodes = SelectedEpisodes(dataset, windows, selected, num_rows=num_rows or len(episode))
+    num_rows, stops = num_rows or len(episode), None if stops is None else stops[row]
+    episodes = SelectedEpisodes(dataset, windows, selected, num_rows=num_rows, stops=stops)
     samples = Samples.of(none, episodes, episode[row], start[row], own, row)
     return episodes, samples
 

@@ -125,6 +125,11 @@ class Windows:
             extents[np.setdiff1d(np.arange(len(extents)), selected)] = 0
         return extents
 
+    def frames_behind(self, episode: IntArray, dilation: int) -> IntArray:
+        """The frames that clips of episodes must have behind their starts, int64[n]."""
+        frames: IntArray = self.reach[self.rate[episode], 1] // self.dilations[0] * dilation
+        return frames
+
     def describe(self) -> dict[str, str]:
         """Windows as text by feature, without default windows: offsets of each rate, or times, and
         the greatest distance.

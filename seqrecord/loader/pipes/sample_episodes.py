@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ class SelectedEpisodes:
         selected: rows of the selected episodes, int64[n]. Values of their features are read once.
         excerpts: the used frames of each episode, if samples are lists of frames.
         num_rows: the rows of the user's table; `None` without one.
+        stops: the end of the segment of each sample, int64[samples], if a table has segments.
     """
 
     dataset: Dataset
@@ -45,6 +47,7 @@ class SelectedEpisodes:
     selected: IntArray
     excerpts: FrameLists | None = None
     num_rows: int | None = None
+    stops: IntArray | None = None
     _values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, repr=False)
 
     @property
@@ -65,9 +68,9 @@ class SelectedEpisodes:
 
     def from_row(self, row: int) -> SelectedEpisodes:
         """See `SampleEpisodes`."""
-        if self.excerpts is None:
-            return self
-        return replace(self, excerpts=self.excerpts.from_row(row))
+        if self.excerpts is not None:
+            return replace(self, excerpts=self.excerpts.from_row(row))
+        return self if self.stops is None else replace(self, stops=self.stops[row:])
 
     def extent(self, clips: ClipKeys, samples: Samples) -> tuple[IntArray, IntArray]:
         """See `SampleEpisodes`."""
@@ -82,9 +85,19 @@ class SelectedEpisodes:
         first, last = zip(*ends, strict=True)
         return np.minimum.reduce(first), np.maximum.reduce(last)
 
-    def complete(self, dilation: int) -> ClipTable:
+    def complete(self, dilation: int) -> Callable[[ClipKeys], npt.NDArray[np.bool_]]:
         """See `SampleEpisodes`."""
-        return enumerate_windows(self.windows, self.dataset, self.selected, ClipSpec(1), [dilation])
+        windows, stops, spec = self.windows, self.stops, ClipSpec(1)
+        table = enumerate_windows(windows, self.dataset, self.selected, spec, [dilation])
+
+        def are_complete(clips: ClipKeys) -> npt.NDArray[np.bool_]:
+            is_complete = table.has(clips.episode, clips.start)
+            if stops is not None:
+                last = clips.start + windows.frames_behind(clips.episode, dilation)
+                is_complete &= last < stops[clips.row]
+            return is_complete
+
+        return are_complete
 
     def metadata(self, name: str, episodes: IntArray) -> list[Any]:
         """See `SampleEpisodes`."""

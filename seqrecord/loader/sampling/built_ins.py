@@ -289,7 +289,8 @@ def _inside(samples: Samples, _epoch: int, _rng: SampleRandom, feature: str) -> 
 
 
 def dilate(*dilations: int) -> BuiltIn:
-    """Draw the distance of a clip's frames for each sample, among those with which it is complete.
+    """Draw the distance of a clip's frames for each sample, among those for which it is complete,
+    and inside its segment.
 
     Batches have the column `dilation`, int64 [batch]. A sample is skipped only if it is incomplete
     with every value. For clips of `clip_len` frames, without `windows`.
@@ -310,10 +311,10 @@ def dilate(*dilations: int) -> BuiltIn:
 def _dilate(
     samples: Samples, _epoch: int, rng: SampleRandom, dilations: tuple[int, ...]
 ) -> Samples:
-    key, whole = rng.key(), [samples.episodes.complete(frame_step) for frame_step in dilations]
+    key, are_complete = rng.key(), [samples.episodes.complete(step) for step in dilations]
 
     def dilation(clips: ClipKeys) -> IntArray:
-        fits = np.stack([table.has(clips.episode, clips.start) for table in whole], axis=1)
+        fits = np.stack([is_complete(clips) for is_complete in are_complete], axis=1)
         count = np.cumsum(fits, axis=1)
         place = (uniform(key, clips.sample) * count[:, -1]).astype(np.int64)
         drawn_dilation: IntArray = np.array(dilations)[np.argmax(count > place[:, None], axis=1)]
