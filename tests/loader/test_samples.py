@@ -35,7 +35,17 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
-from seqrecord.samples import dilate, reverse, segments, skip_first, skip_last
+from seqrecord.samples import (
+    dilate,
+    every,
+    final_goal,
+    future_goal,
+    reverse,
+    segments,
+    skip_first,
+    skip_last,
+    where,
+)
 from tests.kit.clip_data import (
     LENGTHS,
     effective_arguments,
@@ -892,6 +902,53 @@ def test_anchors_without_a_feature_are_skipped(numbered: Dataset) -> None:
     pipe = SeqRecordPipe(numbered, samples=table, windows={"flow": [0, At("goal")]}, batch_size=1)
     assert sorted(batch["goal"].item() for batch in pipe) == [3, 21]
     assert pipe.stats()["clips_incomplete"] == 1
+
+
+def kept(samples: Any, *_: Any) -> Any:
+    return samples.with_columns(number=samples["start"])
+
+
+ANCHORED: dict[str, Any] = {  # frame 22 lacks flow
+    "episode": ["set/0"] * 5,
+    "start": [3, 4, 4, 5, 6],
+    "goal": [22, 21, 3, 22, 7],
+}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [skip_first(0), every(1), future_goal(column="other"), final_goal("other"), kept],
+    ids=["skip_first", "every", "future_goal", "final_goal", "kept"],
+)
+def test_functions_leave_anchors_of_a_table(numbered: Dataset, function: Any) -> None:
+    """Rows whose anchor lacks the feature are skipped and counted, as without a function."""
+    options: dict[str, Any] = {"windows": {"flow": [0, At("goal")]}, "shuffle": False}
+    pipe = SeqRecordPipe(numbered, samples=[ANCHORED, function], batch_size=1, **options)
+    for _ in range(2):
+        found = [(batch["start"].item(), batch["goal"].item()) for batch in pipe]
+        assert sorted(found) == [(4, 3), (4, 21), (6, 7)]
+    assert pipe.stats()["clips_incomplete"] == 2
+    clips = SeqRecordMapDataset(numbered, samples=[ANCHORED, function], windows=options["windows"])
+    flows = [clips[number]["flow"][:, 0, 0].tolist() for number in range(3)]
+    assert flows == [[4, 21], [4, 3], [6, 7]]
+
+
+def test_functions_replace_anchors_of_a_table(numbered: Dataset) -> None:
+    """Then the values of the table do not matter; nor values in rows that functions remove."""
+    options: dict[str, Any] = {"windows": {"flow": [0, At("goal")]}, "batch_size": 1}
+    pipe = SeqRecordPipe(numbered, samples=[ANCHORED, earlier], **options)
+    goals = {(batch["start"].item(), batch["goal"].item()) for batch in pipe}
+    assert goals == {(start, start) for start in ANCHORED["start"]}
+    table = {**ANCHORED, "goal": [-1, 21, 99, 22, 7]}
+    is_valid = where(lambda samples: (samples["goal"] >= 0) & (samples["goal"] < 23))
+    pipe = SeqRecordPipe(numbered, samples=[table, is_valid], **options)
+    assert sorted(batch["goal"].item() for batch in pipe) == [7, 21]
+    with pytest.raises(ClipError, match="anchor goal out of range"):
+        SeqRecordPipe(numbered, samples=[table, every(1)], **options)
+    of_episodes = {"episode": ["set/1", "set/0"], "goal": [8, 3]}  # frame 8 lacks flow
+    pipe = SeqRecordPipe(numbered, samples=of_episodes, **options)
+    assert {batch["episode"][0] for batch in pipe} == {"set/0"}
+    assert pipe.stats()["clips_incomplete"] == 8 + 1 + 1
 
 
 def earlier(samples: Any, epoch: int, rng: Any) -> Any:

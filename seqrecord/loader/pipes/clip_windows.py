@@ -39,6 +39,8 @@ from seqrecord.store.units import raise_if
 if TYPE_CHECKING:
     from seqrecord.loader.clips.frame_lists import FrameLists
 
+_ROWS = 1 << 18  # of which anchors are looked up at once
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Windows:
@@ -105,14 +107,30 @@ class Windows:
             return window.unknown_frames
         return dataset.contents.missing_frames(features)
 
-    def lacks_anchors(self, samples: SampleValues, clips: ClipKeys) -> npt.NDArray[np.bool_]:
-        """Which clips have an anchor at a frame that lacks the feature, bool[n].
-
-        Raises `ClipError` with the row for an invalid column.
-        """
-        frames, lacks = replace(self.stored, samples=samples), np.zeros(len(clips.start), bool)
+    def check_anchors(self, samples: SampleValues, clips: ClipKeys) -> None:
+        """Raise `ClipError` with the row for an invalid value in a column of anchors."""
+        frames = replace(self.stored, samples=samples)
         for window in self.anchored:
-            lacks |= window.with_lacking(clips, frames)[1]
+            window.with_lacking(clips, frames)
+
+    def lack_anchors(
+        self, samples: SampleValues, clips: ClipTable, columns: Collection[str]
+    ) -> npt.NDArray[np.bool_]:
+        """Which clips have an anchor of these columns at a frame that lacks the feature, bool[n].
+
+        Invalid values do not count: a function may remove their rows.
+        """
+        frames, lacks = replace(self.stored, samples=samples), np.zeros(clips.num_clips, np.bool_)
+        for window in self.anchored:
+            anchors = tuple(anchor for anchor in window.anchors if anchor.column in columns)
+            if not anchors or not len(window.gaps):
+                continue
+            window_of_columns = replace(window, anchors=anchors)
+            for begin in range(0, len(lacks), _ROWS):
+                rows = np.arange(begin, min(begin + _ROWS, len(lacks)))
+                keys = clips.locate(rows)
+                _, is_lacking = window_of_columns.with_lacking(keys, frames, raises=False)
+                lacks[rows] |= is_lacking
         return lacks
 
     def extents(self, selected: IntArray) -> IntArray:

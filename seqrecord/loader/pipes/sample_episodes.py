@@ -188,16 +188,21 @@ def checked_samples(
 def _with_anchors(epochs: SampleEpochs, windows: Windows) -> SampleEpochs:
     """The samples without rows of a table that have an anchor at a frame without the feature.
 
-    Raises `ClipError` for invalid columns. Computed ones are checked in each batch.
+    Raises `ClipError` for invalid columns. Columns that are computed, or that functions add, are
+    checked in each batch.
     """
-    samples = epochs.in_epoch(0).samples
+    samples, base = epochs.in_epoch(0).samples, epochs.base
     keys, columns = samples.keys, samples.columns.values()
     is_computed = any(isinstance(column, ComputedValues) for column in columns)
-    lacks = windows.lacks_anchors(samples, keys.take(slice(1)) if is_computed else keys)
-    if is_computed or epochs.functions or not lacks.any():  # in a batch, they are errors
+    windows.check_anchors(samples, keys.take(slice(1)) if is_computed else keys)
+    # What functions choose and add depends on the rows: they are called again, without these. They
+    # may replace a column of the table, whose values do not matter then.
+    kept = [name for name, column in base.columns.items() if samples.columns.get(name) is column]
+    is_lacking = windows.lack_anchors(base, base.clips, kept)
+    if not is_lacking.any():
         return epochs
-    base = epochs.base.filter(~lacks)
-    number = base.clips.num_incomplete + int(lacks.sum())
+    number = base.clips.num_incomplete + int(is_lacking.sum())
+    base = base.filter(~is_lacking)
     base = replace(base, clips=replace(base.clips, num_incomplete=number))
     return replace(epochs, base=base)
 

@@ -347,10 +347,14 @@ class AnchoredWindow(ClipWindow):
         return window_frames
 
     def with_lacking(
-        self, clips: ClipKeys, frames: ClipFrames
+        self, clips: ClipKeys, frames: ClipFrames, *, raises: bool = True
     ) -> tuple[WindowFrames, npt.NDArray[np.bool_]]:
-        """Like `find`, and which clips have a frame that lacks the feature, bool[n]."""
+        """Like `find`, and which clips have a frame that lacks the feature, bool[n].
+
+        Unless it `raises` for values that are too far away, their clips lack none.
+        """
         columns, last_frame = [], frames.num_frames[clips.episode] - 1
+        is_far = np.zeros(len(last_frame), np.bool_)
         for column, offsets, limits in self.anchors:
             origin = clips.start
             if column is not None:
@@ -361,7 +365,9 @@ class AnchoredWindow(ClipWindow):
                 if limits is not None:
                     low = np.maximum(low, origin + limits[0])
                     high = np.minimum(high, origin + limits[1])
-                for place in np.flatnonzero((values < low) | (values > high))[:1].tolist():
+                is_outside = (values < low) | (values > high)
+                is_far |= is_outside
+                for place in np.flatnonzero(is_outside & raises)[:1].tolist():
                     is_low = values[place] < low[place]
                     bound = f"at least {low[place]}" if is_low else f"at most {high[place]}"
                     expected = f"{bound}; or another within=, or pad= for frames outside"
@@ -374,7 +380,7 @@ class AnchoredWindow(ClipWindow):
         lacks = np.zeros(clamped.shape, np.bool_)
         if len(self.gaps):
             lacks, _ = self.gaps.find(clips.episode[:, None], clamped)
-        return WindowFrames(clamped, clamped != requested), np.asarray(lacks.any(axis=1))
+        return WindowFrames(clamped, clamped != requested), lacks.any(axis=1) & ~is_far
 
 
 def _integers(
