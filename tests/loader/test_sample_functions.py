@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -50,7 +51,14 @@ from seqrecord.samples import (
     subset,
     where,
 )
-from tests.kit.clip_data import LENGTHS, all_names, minimum_memory, names, possible_clips
+from tests.kit.clip_data import (
+    LENGTHS,
+    all_names,
+    minimum_memory,
+    names,
+    peak_of,
+    possible_clips,
+)
 from tests.kit.datasets import columns, write_dataset
 from tests.loader.clip_cases import Case
 from tests.loader.resume_contract import check_resume
@@ -691,6 +699,30 @@ def test_repeats_by_values(labelled: Dataset, name: str, power: float) -> None:
     found = Counter(clip for _ in range(40) for clip in all_names(pipe))
     assert [found[clip] / 40 for clip in clips] == pytest.approx(repeat.tolist(), abs=0.35)
     assert found.total() / 40 == pytest.approx(len(clips), abs=0.1)
+
+
+def test_one_long_text_takes_no_memory_in_other_frames(tmp_path: Path) -> None:
+    """Texts of frames, and of rows, take the memory of the texts that there are."""
+    long = "x" * 5000
+    notes = [long if frame == 7 else "reach" for frame in range(2000)]
+    write_dataset(tmp_path / "a", {"0": columns(note=notes)}, metadata={"0": {"long": long}})
+    options: dict[str, Any] = {"clip_len": 2, "memory_limit": "1MiB"}
+    found = list[Any]()
+
+    def see(samples: Samples, *_: Any) -> Samples:
+        found[:] = [samples.feature("note")[6:9].tolist()]
+        return samples
+
+    for function, num_clips in (
+        (inside("note"), 1997),
+        (repeat_by("note", power=0), 1999),
+        (repeat_by("long", power=0), 1999),
+        (see, 1999),
+    ):
+        make_one = partial(SeqRecordMapDataset, tmp_path / "a", samples=function, **options)
+        assert len(make_one()) == num_clips
+        assert peak_of(make_one) < 4 << 20
+    assert found == [["reach", long, "reach"]]
 
 
 @pytest.mark.parametrize(

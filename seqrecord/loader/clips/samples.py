@@ -163,7 +163,8 @@ class Samples:
     def feature(self, name: str) -> npt.NDArray[Any]:
         """A text or number at the frame `start` of each row, [rows]. The feature is read once.
 
-        Raises `ClipError` for a feature of another shape, or that some frames lack.
+        Texts are an array of objects. Raises `ClipError` for a feature of another shape, or that
+        some frames lack.
         """
         return self.episodes.values(name, *self.episodes.stored_frames(self.keys))
 

@@ -128,8 +128,15 @@ class SelectedEpisodes:
             raise ClipError(problem, expected=expected, got=repr_of(feature, 100))
         dataset = dataset.select([feature])
         keys = dataset.contents.index.keys_of(self.selected)
-        found = [np.asarray(dataset.episodes[key][:][feature]).reshape(-1) for key in keys]
-        return np.concatenate(found)
+        found, texts = list[npt.NDArray[Any]](), dict[str, str]()
+        for key in keys:
+            values = dataset.episodes[key][:][feature]
+            if isinstance(values, list):
+                # Not an array of `U`, which has room for the longest text in each frame.
+                values = np.array([texts.setdefault(text, text) for text in values], object)
+            found.append(values.reshape(-1))
+        whole: npt.NDArray[Any] = np.concatenate(found)
+        return whole
 
     def digest(self, samples: Samples) -> str:
         """See `SampleEpisodes`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -229,15 +230,15 @@ def _repeat_by(
     values = _values_of_rows(values, name)
     share = values
     if values.dtype.kind not in "iuf":
-        _, which, count = np.unique(values.astype(str), return_inverse=True, return_counts=True)
-        share = count[which]
+        counts = Counter(texts := [str(value) for value in values.tolist()])
+        share = np.array([counts[text] for text in texts], np.int64)
     with np.errstate(all="ignore"):
         shares = share.astype(np.float64) ** power
         repeat = shares / shares.mean()
     is_known = np.isfinite(shares) & (shares >= 0)
     is_wrong = ~np.isfinite(repeat) if is_known.all() else ~is_known
     for row in np.flatnonzero(is_wrong)[:1].tolist():
-        expected, got = f"numbers above 0 for power={power:g}", repr_of(values[row].item(), 100)
+        expected, got = f"numbers above 0 for power={power:g}", repr_of(values.tolist()[row], 100)
         raise ClipError(
             f"repeat_by has no share of {name} in row {row}", expected=expected, got=got
         )
@@ -245,7 +246,7 @@ def _repeat_by(
 
 
 def _values_of_rows(values: Any, name: str) -> npt.NDArray[Any]:
-    """A text, flag or number for each row; NaN for a number that is missing."""
+    """A number for each row, NaN for one that is missing; or texts and flags, as objects."""
     if isinstance(values, np.ndarray) and values.dtype.kind in "iuf" and values.ndim == 1:
         return values
     rows = values.tolist() if isinstance(values, np.ndarray) else [*values]
@@ -258,8 +259,8 @@ def _values_of_rows(values: Any, name: str) -> npt.NDArray[Any]:
             )
     known = [value for value in rows if value is not None]
     if known and all(isinstance(v, Real) and not isinstance(v, bool) for v in known):
-        rows = [math.nan if value is None else value for value in rows]
-    return np.array(rows)
+        return np.array([math.nan if value is None else value for value in rows])
+    return np.array(rows, object)
 
 
 def inside(feature: str) -> BuiltIn:
