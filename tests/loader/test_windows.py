@@ -275,6 +275,7 @@ def test_offsets() -> None:
         (Seconds([0, -0.1, -0.1]), 50, [0, -5, -5]),
         (Seconds([1 / 3]), 30, [10]),
         (Seconds([0.099], tolerance=0.01), 10, [1]),
+        (Seconds([0.05, 0.15, 0.25], tolerance=0.06), 10, [0, 2, 2]),
     ]
     for seconds, fps, offsets in offsets_of:
         found = seconds.offsets(fps, "image")
@@ -728,6 +729,18 @@ def test_episodes_that_all_have_other_rates(tmp_path: Path) -> None:
         before, after = starts.min() * step, (399 - starts.max()) * step
         assert -step / 2 < before - 4 < 4 / 16 + step, number
         assert -step / 2 < after - 3.1 < 3.1 / 16 + step, number
+
+
+def test_times_between_two_frames(tmp_path: Path) -> None:
+    """By fps the even offset, as in LeRobot; by timestamps the earlier frame."""
+    features = {"time": {"kind": "timestamp", "unit": "ms"}}
+    frames = columns(time=100 * np.arange(9), a=np.arange(9))
+    write_dataset(tmp_path / "a", {"0": frames}, features=features, fps=10)
+    for by_time, expected in (({}, [0, 2, 2, 4]), ({"timestamps": "time"}, [0, 1, 2, 3])):
+        options: dict[str, Any] = {"tolerance": 0.06, **by_time}
+        windows = {"a": Seconds([0.05, 0.15, 0.25, 0.35], **options)}
+        clips = SeqRecordMapDataset(tmp_path / "a", windows=windows, features=["a"])
+        assert clips[0]["a"].tolist() == expected
 
 
 def test_resumes_and_runs_in_workers(timed: Dataset) -> None:

@@ -35,6 +35,10 @@ class Seconds:
     differ between episodes or are missing, pass a list of times or `step`: all clips need equally
     many frames.
 
+    Each time selects the nearest frame. Between two frames, this is by fps the even offset, as
+    in LeRobot (0.05, 0.15 and 0.25 s at 10 fps: the frames 0, 2 and 2), and by timestamps the
+    earlier one.
+
     Args:
         first: first time in seconds; or a list of times, without `last`.
         last: last time in seconds, inclusive.
