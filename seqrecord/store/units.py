@@ -6,6 +6,7 @@ report to a `progress` argument.
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Collection, Iterable
@@ -168,11 +169,25 @@ def check_size(name: str, value: Any) -> Any:
     return value
 
 
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number of Python or NumPy, but not a bool."""
+    is_real = isinstance(value, (int, float, np.integer, np.floating))
+    # np.timedelta64 is a subclass of np.signedinteger.
+    is_real = is_real and not isinstance(value, (bool, np.timedelta64))
+    try:
+        return is_real and math.isfinite(value)
+    except OverflowError:  # a large integer
+        return False
+
+
 def is_probability(p: Any) -> bool:
     """Whether `p` is a number in [0, 1], of Python or NumPy."""
-    is_number = isinstance(p, (int, float, np.integer, np.floating))
-    # np.timedelta64 is a subclass of np.signedinteger.
-    return is_number and not isinstance(p, (bool, np.timedelta64)) and bool(0 <= p <= 1)
+    return is_number(p) and bool(0 <= p <= 1)
+
+
+def is_word(value: object, words: Collection[str]) -> bool:
+    """Whether `value` is a text among `words`. An array, which `in` compares by values, is not."""
+    return isinstance(value, str) and value in words
 
 
 def check_seed(value: Any) -> int:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import ClipError, SeqRecordPipe, edit, errors
+from seqrecord import ClipError, SeqRecordPipe, edit, errors, samples
 from seqrecord.edit import split_dataset
 from seqrecord.errors import SchemaError, StorageError
 from tests.kit.command_line import fail, run
@@ -101,6 +102,82 @@ def test_arguments_and_states_of_loaders(path: Path) -> None:
     for state, message in STATES:
         with pytest.raises(seqrecord.StateError, match=message):
             pipe.load_state_dict(state)
+
+
+TWO = np.array(["a", "b"])  # an array is compared by its values
+HUGE = 10**400
+NORMALIZATION: Any = seqrecord.Normalization
+OF_VALUES: list[tuple[Callable[..., Any], dict[str, list[Any]]]] = [
+    (samples.every, {"n": [0, 1.5, "2", HUGE, TWO]}),
+    (partial(samples.every, 4), {"rotate": ["no", None, TWO]}),
+    (samples.skip_first, {"n": [-1, 1.5, None, HUGE]}),
+    (samples.skip_last, {"n": [-1, 1.5, None, HUGE]}),
+    (samples.where, {"condition": [3, None, TWO]}),
+    (samples.per_episode, {"function": [3, None, TWO]}),
+    (samples.inside, {"feature": [3, None, "", TWO]}),
+    (
+        partial(samples.repeat_by, "note"),
+        {"power": ["x", "1", None, True, HUGE, float("nan"), TWO, np.timedelta64(1)]},
+    ),
+    (samples.repeat_by, {"name": [3, None, "", TWO]}),
+    (samples.reverse, {"probability": ["0.5", None, 2, TWO]}),
+    (samples.subset, {"of": [0, "3", None, 1.5]}),
+    (samples.final_goal, {"column": [3, None, "", "dilation", "start", TWO]}),
+    (
+        samples.future_goal,
+        {
+            "kind": ["far", None, TWO],
+            "discount": ["0.9", None, 0, 1, float("nan"), HUGE, np.array([0.5, 0.6])],
+            "column": [3, None, "", "repeat", "frames", TWO],
+        },
+    ),
+    (
+        seqrecord.Vector,
+        {"normalize": [3, "max", np.ones(2), TWO], "statistics": [3, None, "own", TWO]},
+    ),
+    (partial(seqrecord.Budget, 4), {"too_large": [3, None, "split", TWO], "cost": [TWO, ""]}),
+    (
+        partial(NORMALIZATION, offset=[0], scale=[1]),
+        {"mode": [3, None, "max", TWO]},
+    ),
+    (partial(NORMALIZATION, "mean_std", scale=[1]), {"offset": [[HUGE], TWO, None]}),
+    (seqrecord.Normalization.of, {"statistics": [{}, None]}),
+    (partial(seqrecord.RandomCrop, 8), {"around": [3, None, "middle", TWO]}),
+    (partial(seqrecord.CenterCrop, 8), {"around": [3, None, "middle", TWO]}),
+    (
+        partial(seqrecord.RandomResizedCrop, 8),
+        {"scale": ["12", (HUGE, HUGE), None, 1], "ratio": ["12", (HUGE, HUGE), TWO]},
+    ),
+    (partial(seqrecord.BatchResize, [4, 8]), {"weights": ["12", [HUGE, 1], [1], TWO, 3]}),
+    (
+        partial(seqrecord.DepthToMeters, "depth"),
+        {"unit": [3, TWO], "invalid": [HUGE, None, 1j, np.complex64(1), np.timedelta64(1)]},
+    ),
+    (
+        partial(seqrecord.delta_timestamps, {"id": [0.1, 0.2]}),
+        {"fps": [0, -10, "10", None, True, HUGE, float("nan"), TWO]},
+    ),
+    (
+        partial(seqrecord.delta_timestamps, fps=10),
+        {"times": [None, [0.1], {3: [0.1]}, {"id": 0.1}, {"id": "0.1"}, {"id": None}]},
+    ),
+    (
+        partial(seqrecord.delta_timestamps, {"id": [0.1]}, fps=10),
+        {"tolerance": ["x", None, -1, TWO]},
+    ),
+]
+
+
+def test_values_that_arguments_do_not_take() -> None:
+    for function, wrong in OF_VALUES:
+        for name, values in wrong.items():
+            for value in values:
+                with pytest.raises(ClipError) as caught:
+                    function(**{name: value})
+                assert len(str(caught.value)) < 700, (function, name)
+    given = {"mode": "mean_std", "offset": [0], "scale": [1]}
+    assert seqrecord.Vector(normalize=NORMALIZATION(**given))
+    assert samples.future_goal("geometric", discount=np.float32(0.5)).arguments["discount"] == 0.5
 
 
 @pytest.mark.parametrize("key", ["set/00", 0, None])

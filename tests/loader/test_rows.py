@@ -253,6 +253,18 @@ def test_batches_that_there_are_not(path: Path) -> None:
             loader.rows(**named)
 
 
+@pytest.mark.parametrize(
+    "rank", [(0,), (0, "2"), (0, 1, 2), ("0", 1), (0, 0), (0, 1 << 31), "0", 0.5, True, [0, 1]]
+)
+def test_ranks_that_are_no_numbers(path: Path, rank: Any) -> None:
+    loader = SeqRecordIterableDataset(path, rank=(0, 1), batch_size=2, **CLIP)
+    with pytest.raises(seqrecord.ClipError, match="rank") as caught:
+        loader.rows(0, 0, rank=rank)
+    assert caught.value.got is not None
+    of_rank: Any = np.int64(0)
+    check(next(iter(loader)), loader.rows(0, 0, rank=of_rank))
+
+
 def test_a_mix_on_other_ranks_has_no_rest_of_its_epoch(path: Path) -> None:
     mix = mix_of(path, rank=(0, 2))
     next(iter(mix))

@@ -1070,6 +1070,11 @@ BAD: list[tuple[Any, str]] = [
     ({"episode": ["set/0"] * 2, "start": [0, 0], "pair": [[1, 2], [1]]}, "column pair, in row 1"),
     ({**ONE, "dilation": [0]}, "invalid dilation, in row 0.*got: 0"),
     ({**ONE, "dilation": [1 << 31]}, "expected: 1 to 2147483647; got: 2147483648"),
+    ({**ONE, "dilation": np.array([2**63], "u8")}, "row 0.*set/0.*got: 9223372036854775808"),
+    (
+        segments({**ONE, "stop": [9], "dilation": np.array([2**63], "u8")}),
+        "invalid dilation.*row 0",
+    ),
     ({"episode": ["set/0"] * 2, "start": [0, 9], "dilation": [1, 5]}, "in row 1.*0 to 7.*got: 9"),
     ({**ONE, "reverse": [1]}, "no flags in column reverse"),
     ({**ONE, "image": [1]}, "a feature has the name of a batch's extra column"),
@@ -1263,12 +1268,18 @@ def test_missing_values_are_the_same_in_every_form_of_a_table(each: Dataset) -> 
         "label": ["a", nan, None],
     }
     arrays = {n: np.array(c, object if n == "label" else None) for n, c in columns.items()}
-    for table in (columns, arrays, FromPandas(columns)):
+    halves = {**columns, "score": np.array(columns["score"], np.float16)}
+    tables: list[tuple[Any, torch.dtype]] = [
+        *((table, torch.float64) for table in (columns, arrays, FromPandas(columns))),
+        *((table, torch.float16) for table in (halves, FromPandas(halves))),
+    ]
+    for table, dtype in tables:
         [batch] = SeqRecordPipe(
             each, features=["id"], clip_len=1, samples=table, batch_size=3, shuffle=False
         )
         np.testing.assert_equal(batch["score"].numpy(), [0.5, nan, 1.5])
         assert batch["label"] == ["a", None, None]
+        assert batch["score"].dtype == dtype
     none = {**columns, "score": np.full(3, nan)}
     for table in (none, FromPandas(none)):
         pipe = SeqRecordPipe(each, features=["id"], clip_len=1, samples=table, batch_size=3)

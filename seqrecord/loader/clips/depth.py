@@ -12,6 +12,7 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError
 from seqrecord.store.feature_kinds import same_unit, size_in
 from seqrecord.store.text import repr_of
+from seqrecord.store.units import is_number
 
 if TYPE_CHECKING:
     from seqrecord.store.schema import Schema
@@ -48,12 +49,16 @@ class DepthToMeters:
                 expected='for example DepthToMeters("depth")',
                 got=repr_of(features, 100),
             )
-        if isinstance(invalid, bool) or not isinstance(invalid, (int, float, np.number)):
+        number: Any = invalid
+        if not isinstance(number, (float, np.floating)) and not is_number(number):
             raise ClipError(
                 "DepthToMeters: invalid is not a number",
                 expected="0.0, nan, inf, …",
                 got=repr_of(invalid, 50),
             )
+        argument: Any = unit
+        if argument is not None and not isinstance(argument, str):
+            raise _unknown(features[0], repr_of(argument, 50))
         self.features = features
         self.invalid = float(invalid)
         self._unit = unit

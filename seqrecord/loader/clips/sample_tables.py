@@ -86,7 +86,7 @@ def sample_columns(
 ) -> dict[str, pa.Array]:
     """Like `table_columns`, with the dataset's rows as `episode` and frames as `start`.
 
-    Raises `ClipError`, also for no rows and an unknown episode.
+    Raises `ClipError`, also for no rows, an unknown episode and an invalid dilation.
     """
     columns = table_columns(samples, of_spans=of_spans)
     places = sample_places(columns)
@@ -107,6 +107,15 @@ def sample_columns(
         key = column[row].as_py()
         problem, expected = f"samples has an unknown episode, in row {row}", "a key of the dataset"
         raise ClipError(problem, episode=str(key), expected=expected, got=repr_of(key, 100))
+    if "dilation" in columns:
+        dilation, most = np.asarray(columns["dilation"]), MAX_SETTING - 1
+        for row in np.flatnonzero((dilation < 1) | (dilation > most))[:1].tolist():
+            raise ClipError(
+                f"samples has an invalid dilation, in row {row}",
+                episode=names.keys[int(episode[row])].as_py(),
+                expected=f"1 to {most}",
+                got=int(dilation[row]),
+            )
     return {"episode": pa.array(episode), **columns}
 
 
@@ -155,11 +164,9 @@ def read_samples(
         return np.asarray(flat)[(np.cumsum(lengths) - lengths)[:, None] + place], lengths
 
     last = names.num_frames[episode] - 1
-    dilation: npt.NDArray[np.integer] = np.ones(1, np.int64)
+    dilation = np.ones(1, np.int64)
     if "dilation" in columns:
-        dilation, most = np.asarray(columns["dilation"]), MAX_SETTING - 1
-        out_of_range = (dilation < 1) | (dilation > most)
-        check_rows(out_of_range, "has an invalid dilation", lambda _: f"1 to {most}", dilation)
+        dilation = np.asarray(columns["dilation"], np.int64)
     if "frames" in columns:
         chosen, lengths = lists("frames")
         wrong = ((chosen < 0) | (chosen > last[:, None])).any(axis=1)
@@ -167,7 +174,7 @@ def read_samples(
         check_rows(wrong, problem, lambda row: f"0 to {last[row]}", chosen)
         chosen = np.where(np.arange(chosen.shape[1]) < lengths[:, None], chosen, -1)
     else:
-        reach = reaches[episode] // dilation.min() * dilation[:, None].astype(np.int64)
+        reach = reaches[episode] // dilation.min() * dilation[:, None]
         chosen, (before, behind) = np.asarray(columns.pop("start")), reach.T
         last = last - behind
         check_rows(
@@ -191,7 +198,7 @@ def read_samples(
         else:
             own[name] = lists(name)[0] if holds_lists(column.type) else np.asarray(column)
     if "dilation" in own:
-        own["dilation"] = dilation.astype(np.int64)
+        own["dilation"] = dilation
     return episode, chosen.astype(np.int64), own
 
 
@@ -270,7 +277,6 @@ def table_columns(samples: TableLike, *, of_spans: bool = False) -> dict[str, pa
     Raises `ClipError` for missing and mistyped columns, for other missing values, and unless
     `of_spans` for a table of spans.
     """
-    import pyarrow.compute as pc  # a slow import
 
     def read() -> dict[str, pa.Array]:
         table = ArrowTable.open(samples).read()
@@ -295,8 +301,8 @@ def table_columns(samples: TableLike, *, of_spans: bool = False) -> dict[str, pa
         if len(column) and not is_right(column.type):
             problem = f"samples has no {content} in column {name}"
             raise ClipError(problem, expected=expected, got=str(column.type))
-        if not role and _is_float(column.type):
-            columns[name] = pc.fill_null(column, pa.scalar(np.nan, column.type))
+        if not role and _is_float(column.type) and column.null_count:
+            columns[name] = pa.array(np.asarray(column))  # `fill_null` takes no float16
         elif role or not holds_text(column.type):
             for row in np.flatnonzero(column.is_null())[:1].tolist():
                 expected = "a value; only numbers may be missing (NaN) in float columns, and texts"

@@ -25,6 +25,7 @@ from seqrecord.store.clips.frames import COPIES, ClipKeys
 from seqrecord.store.clips.grids import ragged_arange
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.store.text import repr_of
+from seqrecord.store.units import check, check_integer
 
 Values: TypeAlias = npt.NDArray[Any] | pa.Array
 """A value for each row: an array [n, …], or texts."""
@@ -141,20 +142,22 @@ class Samples:
 
     def __getitem__(self, name: str) -> Any:
         """A column: `episode` (keys), `start`, or another one. Texts are an array of objects."""
+        argument: Any = name
+        if not isinstance(argument, str) or name not in self.names:
+            expected, got = ", ".join(self.names), repr_of(name, 100)
+            raise ClipError("samples has no such column", expected=expected, got=got)
         if name in ("episode", "start"):
             episode, start = self.episodes.stored_frames(self.keys)
             if name == "start":
                 return start
             found, row = np.unique(episode, return_inverse=True)
             return np.array(self.episodes.keys.take(pa.array(found)).to_pylist(), object)[row]
-        if name not in self.columns:
-            expected, got = ", ".join(self.names), repr_of(name, 100)
-            raise ClipError("samples has no such column", expected=expected, got=got)
         values = self.values(name, self.keys)
         return np.array(values, object) if isinstance(values, list) else values
 
     def metadata(self, name: str) -> npt.NDArray[Any]:
         """A metadata entry of each row's episode, an array of objects; `None` where it lacks."""
+        check("metadata of samples", name, isinstance(name, str), "a name")
         episodes, row = np.unique(self.episodes.stored_frames(self.keys)[0], return_inverse=True)
         found = np.empty(len(episodes), object)
         found[:] = self.episodes.metadata(name, episodes)
@@ -166,6 +169,7 @@ class Samples:
         Texts are an array of objects. Raises `ClipError` for a feature of another shape, or that
         some frames lack.
         """
+        check("feature of samples", name, isinstance(name, str), "a name")
         return self.episodes.values(name, *self.episodes.stored_frames(self.keys))
 
     def with_columns(self, **columns: Any) -> Samples:
@@ -188,7 +192,7 @@ class Samples:
 
     def filter(self, mask: Any) -> Samples:
         """The rows of a mask, bool [rows]."""
-        mask = np.asarray(mask)
+        mask = _as_array("filter has no flag for each row", mask, f"bool [{len(self)}]")
         if mask.dtype != np.bool_ or mask.shape != (len(self),):
             expected, got = f"bool [{len(self)}]", f"{mask.dtype} {[*mask.shape]}"
             raise ClipError("filter has no flag for each row", expected=expected, got=got)
@@ -206,7 +210,8 @@ class Samples:
         A column `repeat` gives a row several times; a number that is twice there raises
         `ClipError`.
         """
-        rows, mask = np.asarray(rows), np.zeros(len(self), np.bool_)
+        rows = _as_array("take has no row numbers", rows, "int [n]")
+        mask = np.zeros(len(self), np.bool_)
         if rows.ndim != 1 or (rows.dtype.kind not in "iu" and len(rows)):
             got = f"{rows.dtype} {[*rows.shape]}"
             raise ClipError("take has no row numbers", expected="int [n]", got=got)
@@ -222,6 +227,7 @@ class Samples:
 
     def head(self, count: int = 5) -> dict[str, list[Any]]:
         """The values of each column in the first rows."""
+        count = check_integer("count of head", count, least=0)
         few = self.take(np.arange(min(count, len(self))))
         return {name: few[name].tolist() for name in self.names}
 
@@ -322,6 +328,15 @@ def value_form(column: Column) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
 def taken(column: Values, chosen: IntArray) -> Values:
     """The values of chosen rows."""
     return column[chosen] if isinstance(column, np.ndarray) else column.take(pa.array(chosen))
+
+
+def _as_array(problem: str, value: Any, expected: str) -> npt.NDArray[Any]:
+    """A user's argument as an array. Raises `ClipError`."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:  # lists that differ in length, for example
+        got = repr_of(value, 100)
+        raise ClipError(problem, expected=expected, got=got) from error
 
 
 def _checked_column(name: str, given: Any, count: int) -> Values:

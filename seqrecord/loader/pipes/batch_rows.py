@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, TypeAlias
 from seqrecord.errors import StateError
 from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.epoch_loaders import Loader
+from seqrecord.loader.pipes.options import MOST_RANKS
 from seqrecord.loader.pipes.states import Clip, Segments, State
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.elastic import items_of_workers
 from seqrecord.loader.sampling.runs import Shard
-from seqrecord.store.units import MAX_INT, check_integer
+from seqrecord.store.units import MAX_INT, check, check_integer
 
 SourceSettings: TypeAlias = "Sequence[PlanSettings | None]"
 """The plan settings of each dataset; `None`: the loader's."""
@@ -65,8 +66,11 @@ def rows_of_batch(
 
     `run` is the saved position of the run, and `own` the shard of this process.
     """
-    for name in ("epoch", "batch"):
-        check_integer(name, getattr(which, name), least=0, most=MAX_INT)
+    which = which._replace(
+        epoch=check_integer("epoch", which.epoch, least=0, most=MAX_INT),
+        batch=check_integer("batch", which.batch, least=0, most=MAX_INT),
+        rank=_checked_rank(which.rank),
+    )
     team = _team(source, run, which)
     size = team.batch_size if which.batch_size is None else which.batch_size
     check_integer("batch_size", size, least=1, most=MAX_INT)
@@ -130,6 +134,18 @@ def _team(source: Loader, run: State, which: BatchNumber) -> _Team:
             )
         segments = resumed.segments
     return _Team(ranks, workers, 1, segments, [None] * len(run.sources))
+
+
+def _checked_rank(rank: Any) -> int | tuple[int, int] | None:
+    """A rank, alone or with the number of ranks, as integers. Raises `ClipError`."""
+    expected = "a rank, or a pair (rank, world_size)"
+    if rank is None or not isinstance(rank, tuple):
+        return None if rank is None else check_integer("rank", rank, expected=expected)
+    check("rank", rank, len(rank) == 2, expected)
+    return (
+        check_integer("rank", rank[0], expected=expected),
+        check_integer("world_size of rank", rank[1], least=1, most=MOST_RANKS, expected=expected),
+    )
 
 
 def _rank(own: Shard, rank: int | tuple[int, int] | None, team: _Team) -> Shard:

@@ -21,6 +21,7 @@ from seqrecord.store.units import (
     check_size,
     format_size,
     is_integer,
+    is_word,
     parse_size,
     raise_if,
 )
@@ -79,10 +80,9 @@ class Vector:
             object.__setattr__(self, "pad_to", size)
         if not isinstance(self.normalize, Normalization | None):
             expected = " or ".join((*map(repr, MODES), "a seqrecord.Normalization"))
-            is_mode = self.normalize in MODES
-            check("normalize of a Vector", self.normalize, is_mode, expected)
+            check("normalize of a Vector", self.normalize, is_word(self.normalize, MODES), expected)
         expected = " or ".join(map(repr, SCOPES))
-        check("statistics of a Vector", self.statistics, self.statistics in SCOPES, expected)
+        check("statistics of a Vector", self.statistics, is_word(self.statistics, SCOPES), expected)
 
 
 _Form: TypeAlias = "Literal['list', 'pad', 'nested']"
@@ -175,7 +175,7 @@ class Budget:
             rows = check_integer("max_rows of a Budget", self.max_rows, least=1, most=MAX_INT)
             object.__setattr__(self, "max_rows", rows)
         expected = " or ".join(map(repr, TOO_LARGE))
-        check("too_large of a Budget", self.too_large, self.too_large in TOO_LARGE, expected)
+        check("too_large of a Budget", self.too_large, is_word(self.too_large, TOO_LARGE), expected)
 
     def rows(self, cost: int) -> int:
         """The clips of a batch whose clips cost `cost` each, at least 1."""

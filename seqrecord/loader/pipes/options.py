@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from seqrecord.store.clips.transforms import ClipFunction, ClipTransform
 
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
-_MOST_RANKS = (1 << 31) - 1
+MOST_RANKS = (1 << 31) - 1
 _OF_FRAMES = ("clip_len", "windows", "pad")
 _STEPS = {"dilate": "dilation", "reverse": "reverse", "subset": ""}
 """Built-in functions that choose the frames of clips, and the column of a table that does so."""
@@ -183,10 +183,10 @@ def _check_order(name: str, value: Any) -> Any:
 
 def _check_rank(name: str, value: Any) -> tuple[int, int]:
     """Return a rank and the number of ranks."""
-    expected = f"a pair (rank, world_size) with 0 <= rank < world_size <= {_MOST_RANKS}"
+    expected = f"a pair (rank, world_size) with 0 <= rank < world_size <= {MOST_RANKS}"
     check(name, value, isinstance(value, Sequence) and len(value) == 2, expected)
     rank, ranks = (check_integer(name, one, least=0, expected=expected) for one in value)
-    check(name, value, rank < ranks <= _MOST_RANKS, expected)
+    check(name, value, rank < ranks <= MOST_RANKS, expected)
     return rank, ranks
 
 

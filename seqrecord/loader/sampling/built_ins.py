@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.clips.samples import Samples
+from seqrecord.loader.clips.samples import OF_CLIPS, Samples
 from seqrecord.loader.sampling.random_order import phase_of_epoch, uniform
 from seqrecord.loader.sampling.sample_functions import (
     BuiltIn,
@@ -28,10 +28,11 @@ from seqrecord.loader.sampling.sample_functions import (
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import MAX_SETTING, ClipTable, IntArray
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import check_integer, is_probability
+from seqrecord.store.units import check, check_integer, is_number, is_probability, is_word
 
 _GOALS = ("uniform", "geometric")
 _ROWS = 1 << 20  # of which values are computed at once
+_RESERVED = ("episode", "start", "frames", "repeat", *OF_CLIPS)
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,13 @@ def per_episode(function: SampleFunction) -> PerEpisode:
         two = seqrecord.samples.per_episode(early)
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=two, batch_size=2)
 
-    Raises `ClipError` for `dilate`, `reverse` and `subset`, which change frames of clips.
+    Raises `ClipError` for no function, and for `dilate`, `reverse` and `subset`, which change
+    frames of clips.
     """
+    argument: Any = function
+    if not callable(argument):
+        expected, got = "a function of an episode's table", repr_of(argument, 100)
+        raise ClipError("per_episode has no function", expected=expected, got=got)
     if isinstance(function, BuiltIn) and function.name in ("dilate", "reverse", "subset"):
         problem = "per_episode has a function that changes frames of clips"
         expected = f"{function.name}(…) by itself in the list of samples"
@@ -102,8 +108,9 @@ def every(n: int, *, rotate: bool = False) -> BuiltIn:
         every_fourth = seqrecord.samples.every(4, rotate=True)
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=every_fourth, batch_size=2)
     """
-    n = check_integer("n of every", n, least=1, most=MAX_SETTING - 1)
-    return BuiltIn("every", {"n": n, "rotate": bool(rotate)}, _every, is_random=bool(rotate))
+    n, is_flag = _checked_frames("n of every", n, least=1), isinstance(rotate, (bool, np.bool_))
+    rotate = bool(check("rotate of every", rotate, is_flag, "True or False"))
+    return BuiltIn("every", {"n": n, "rotate": rotate}, _every, is_random=rotate)
 
 
 def _every(samples: Samples, epoch: int, rng: SampleRandom, n: int, rotate: bool) -> Samples:
@@ -148,7 +155,7 @@ def skip_first(n: int) -> BuiltIn:
         later = seqrecord.samples.skip_first(2)
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=later, batch_size=2)
     """
-    return BuiltIn("skip_first", {"n": check_integer("n of skip_first", n, least=0)}, _skip_first)
+    return BuiltIn("skip_first", {"n": _checked_frames("n of skip_first", n)}, _skip_first)
 
 
 def _skip_first(samples: Samples, _epoch: int, _rng: SampleRandom, n: int) -> Samples:
@@ -162,7 +169,7 @@ def skip_last(n: int) -> BuiltIn:
         earlier = seqrecord.samples.skip_last(2)
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=earlier, batch_size=2)
     """
-    return BuiltIn("skip_last", {"n": check_integer("n of skip_last", n, least=0)}, _skip_last)
+    return BuiltIn("skip_last", {"n": _checked_frames("n of skip_last", n)}, _skip_last)
 
 
 def _skip_last(samples: Samples, _epoch: int, _rng: SampleRandom, n: int) -> Samples:
@@ -213,9 +220,9 @@ def repeat_by(name: str, *, power: float = 1.0) -> BuiltIn:
         balanced = seqrecord.samples.repeat_by("note", power=-1)
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=balanced, batch_size=2)
     """
-    return BuiltIn(
-        "repeat_by", {"name": str(name), "power": float(power)}, _repeat_by, reads_columns=True
-    )
+    name = _checked_name("repeat_by", "name", name)
+    power = float(check("power of repeat_by", power, is_number(power), "a number"))
+    return BuiltIn("repeat_by", {"name": name, "power": power}, _repeat_by, reads_columns=True)
 
 
 def _repeat_by(
@@ -273,7 +280,8 @@ def inside(feature: str) -> BuiltIn:
         one_note = seqrecord.samples.inside("note")
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=one_note, batch_size=2)
     """
-    return BuiltIn("inside", {"feature": str(feature)}, _inside, reads_columns=True)
+    feature = _checked_name("inside", "feature", feature)
+    return BuiltIn("inside", {"feature": feature}, _inside, reads_columns=True)
 
 
 def _inside(samples: Samples, _epoch: int, _rng: SampleRandom, feature: str) -> Samples:
@@ -378,7 +386,8 @@ def final_goal(column: str = "goal") -> BuiltIn:
         goal = seqrecord.samples.final_goal()
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=goal, batch_size=2)
     """
-    return BuiltIn("final_goal", {"column": str(column)}, _final_goal, adds_columns=True)
+    column = _checked_column("final_goal", column)
+    return BuiltIn("final_goal", {"column": column}, _final_goal, adds_columns=True)
 
 
 def _final_goal(samples: Samples, _epoch: int, _rng: SampleRandom, column: str) -> Samples:
@@ -398,15 +407,16 @@ def future_goal(kind: str = "uniform", *, discount: float = 0.99, column: str = 
         goal = seqrecord.samples.future_goal("geometric", discount=0.9)
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=goal, batch_size=2)
     """
-    if kind not in _GOALS:
+    if not is_word(kind, _GOALS):
         expected = " or ".join(map(repr, _GOALS))
         raise ClipError("there is no such future_goal", expected=expected, got=repr_of(kind, 100))
-    if not 0 < discount < 1:
+    if not is_probability(discount) or discount in (0, 1):
         got = repr_of(discount, 100)
         raise ClipError("discount is out of range", expected="0 < discount < 1", got=got)
+    column = _checked_column("future_goal", column)
     return BuiltIn(
         "future_goal",
-        {"kind": kind, "discount": discount, "column": str(column)},
+        {"kind": kind, "discount": float(discount), "column": column},
         _future_goal,
         adds_columns=True,
         is_random=True,
@@ -428,6 +438,22 @@ def _future_goal(
         return between(share, start, start + frames)
 
     return samples.computed(column, int, goal)
+
+
+def _checked_frames(name: str, n: Any, *, least: int = 0) -> int:
+    return check_integer(name, n, least=least, most=MAX_SETTING - 1)
+
+
+def _checked_name(function: str, argument: str, name: Any) -> str:
+    is_name = isinstance(name, str) and name != ""
+    return str(check(f"{argument} of {function}", name, is_name, "a name"))
+
+
+def _checked_column(function: str, column: Any) -> str:
+    """The name of a new column, which chooses neither rows nor frames."""
+    name, expected = _checked_name(function, "column", column), f"none of {', '.join(_RESERVED)}"
+    check(f"column of {function}", name, name not in _RESERVED, expected)
+    return name
 
 
 BUILT_INS: Mapping[str, Callable[..., BuiltIn]] = {

@@ -18,7 +18,7 @@ from seqrecord.loader.clips.samples import Samples
 from seqrecord.loader.sampling.random_order import Purpose, key_of, permutation, uniform
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import format_size
+from seqrecord.store.units import check_integer, format_size
 
 MOST_ROWS = 20_000_000
 """That a user's function receives at once."""
@@ -43,26 +43,33 @@ class SampleRandom:
 
     def random(self, size: int) -> npt.NDArray[np.float64]:
         """Numbers in [0, 1), float64 [size]."""
-        return uniform(self.key(), np.arange(size))
+        return uniform(self.key(), np.arange(check_integer("size", size, least=0)))
 
     def integers(self, low: Any, high: Any = None, size: int | None = None) -> IntArray:
         """Integers in [low, high), or in [0, low) without `high`; int64, of the arrays' shape, or
         [size].
 
-        Raises `ClipError` for an empty range.
+        Raises `ClipError` for an empty range, and for shapes that do not fit.
         """
         low, high = (0, low) if high is None else (low, high)
-        low, high = np.broadcast_arrays(np.asarray(low, np.int64), np.asarray(high, np.int64))
+        sizes = () if size is None else (check_integer("size", size, least=0),)
+        try:
+            low, high = np.broadcast_arrays(np.asarray(low, np.int64), np.asarray(high, np.int64))
+            np.broadcast_shapes(low.shape, sizes)
+        except (TypeError, ValueError, OverflowError) as error:
+            expected = "integers, or integer arrays that have one shape, which fits size"
+            raise ClipError("integers has no range", expected=expected, got=str(error)) from error
         if (low >= high).any():
             row = int(np.argmax(low >= high))
             got = f"{low.ravel()[row]} and {high.ravel()[row]} in row {row}"
             raise ClipError("integers has an empty range", expected="low < high", got=got)
-        shape = low.shape if size is None else (size,)
+        shape = sizes or low.shape
         share = uniform(self.key(), np.arange(int(np.prod(shape)))).reshape(shape)
         return between(share, low, high)
 
     def permutation(self, length: int) -> IntArray:
         """The numbers from 0 to `length - 1` in random order, int64 [length]."""
+        length = check_integer("length", length, least=0)
         return permutation(self.key(), length)
 
 

@@ -25,7 +25,15 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, located
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import MAX_INT, are_names, check, is_integer, is_probability, raise_if
+from seqrecord.store.units import (
+    MAX_INT,
+    are_names,
+    check,
+    is_integer,
+    is_probability,
+    is_word,
+    raise_if,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -261,7 +269,7 @@ class _Crop(_Sized):
     ) -> None:
         super().__init__(size, features=features, shared=shared)
         expected = f"{FRAME!r} or {PRINCIPAL_POINT!r}"
-        is_right = around in (FRAME, PRINCIPAL_POINT)
+        is_right = is_word(around, (FRAME, PRINCIPAL_POINT))
         check(f"{type(self).__name__}: around", around, is_right, expected)
         self.needs_centers = around == PRINCIPAL_POINT
 
@@ -557,8 +565,10 @@ def _cumulative(weights: Any, count: int) -> FloatArray:
     """The cumulative shares of weights, float64[count]; the last is 1."""
     sequence = [1.0] * count if weights is None else weights
     try:
+        if isinstance(sequence, (str, bytes)):
+            raise TypeError
         numbers = np.array([float(weight) for weight in sequence], np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         numbers = np.zeros(0)
     is_right = len(numbers) == count and bool(np.isfinite(numbers).all() and (numbers > 0).all())
     expected = f"{count} numbers above 0, one for each size"
@@ -704,8 +714,10 @@ def checked_size(name: str, size: Any) -> tuple[int, int]:
 
 def _checked_range(name: str, bounds: Any, maximum: float) -> tuple[float, float]:
     try:
+        if isinstance(bounds, (str, bytes)):
+            raise TypeError
         low, high = map(float, bounds)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         low, high = 0.0, 0.0
     expected = f"two ascending numbers in (0, {maximum:g}]"
     check(name, bounds, 0 < low <= high <= maximum, expected)

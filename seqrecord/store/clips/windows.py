@@ -14,7 +14,7 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, located
 from seqrecord.store.clips.tables import MAX_LENGTH, MAX_SETTING, IntArray
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import are_names, check, check_integer, raise_if
+from seqrecord.store.units import are_names, check, check_integer, is_number, raise_if
 
 _TOLERANCE = 1e-4  # seconds
 _ROUNDING = 1e-6  # of a step
@@ -135,8 +135,10 @@ class Seconds:
         """Convert the times to frame offsets, int64[T], at `fps`.
 
         As for LeRobot's `delta_timestamps`, each time selects the nearest frame. Raises `ClipError`
-        with the feature's name if that frame is further than `tolerance` away.
+        with the feature's name if that frame is further than `tolerance` away, and for an `fps`
+        that is not above 0.
         """
+        check("fps", fps, is_number(fps) and fps > 0, "frames per second, a number above 0")
         slack = self.tolerance * fps
         if self.times is None and self.step is None:
             begin, end = self._bounds[0] * fps - slack, self._bounds[1] * fps + slack
@@ -209,12 +211,17 @@ def delta_timestamps(
     """Convert LeRobot's `delta_timestamps` (seconds) to the argument `windows` (frame offsets).
 
     Each time becomes the nearest frame, as in LeRobot. Raises `ClipError` with the feature's name
-    if that frame is more than `tolerance` seconds away.
+    if that frame is more than `tolerance` seconds away, and for times or an `fps` that are not
+    valid.
 
     Example:
         windows = seqrecord.delta_timestamps({"image": [-0.1, 0], "action": [0, 0.1]}, fps=30)
         print(windows)  # {"image": [-3, 0], "action": [0, 3]}
     """
+    argument: Any = times
+    is_right = isinstance(argument, Mapping) and are_names(argument)
+    expected = 'a dict such as {"image": [-0.1, 0], "action": [0, 0.1]}'
+    check("delta_timestamps", argument, is_right, expected)
     windows = {name: Seconds(seconds, tolerance=tolerance) for name, seconds in times.items()}
     return {name: window.offsets(fps, name).tolist() for name, window in windows.items()}
 

@@ -13,6 +13,7 @@ from seqrecord.store.statistics.by_feature import FeatureStatistics
 from seqrecord.store.statistics.moments import FloatArray, coarsest_eps, usable_scales
 from seqrecord.store.statistics.sketch import Sketch, mixed_moments, mixed_quantiles
 from seqrecord.store.text import repr_of
+from seqrecord.store.units import is_word
 
 MODES = ("mean_std", "quantiles")
 _QUANTILES = (0.01, 0.99)  # become -1 and 1
@@ -55,13 +56,13 @@ class Normalization:
     unscaled: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            expected = " or ".join(map(repr, MODES))
-            raise ClipError("not a mode of normalization", expected=expected, got=self.mode)
+        if not is_word(self.mode, MODES):
+            expected, got = " or ".join(map(repr, MODES)), repr_of(self.mode, 50)
+            raise ClipError("not a mode of normalization", expected=expected, got=got)
         for name in ("offset", "scale"):
             try:
                 values = np.array(getattr(self, name), np.float64)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 got = repr_of(getattr(self, name), 50)
                 raise ClipError(f"{name} of a normalization", expected="floats", got=got) from error
             values.flags.writeable = False
@@ -80,6 +81,11 @@ class Normalization:
         cls, statistics: FeatureStatistics, mode: str = "mean_std", source: str = ""
     ) -> Normalization:
         """Create the normalization of a feature's statistics."""
+        argument: Any = statistics
+        if not isinstance(argument, FeatureStatistics):
+            expected = 'statistics for one feature, such as dataset.statistics["action"]'
+            got = repr_of(argument, 100)
+            raise ClipError("Normalization.of has no statistics", expected=expected, got=got)
         channels = [WeightedChannels(statistics, 1.0)]
         return cls.merged(channels, len(statistics.sketches), mode, source)
 
