@@ -781,6 +781,74 @@ def test_functions_of_each_episode(numbered: Dataset) -> None:
         make(numbered, per_episode(lambda *_: None))  # type: ignore[arg-type]
 
 
+def by_stride(samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
+    """Another stride in each episode, and a phase drawn for it."""
+    stride = 2 + len(samples) % 2
+    return every(stride, rotate=len(samples) >= stride)(samples, epoch, rng)
+
+
+STRIDES: list[tuple[Any, Callable[[int], bool]]] = [
+    (per_episode(every(4)), lambda start: start % 4 == 0),
+    ([every(2), per_episode(every(3))], lambda start: start % 6 == 0),
+    ([per_episode(every(3)), every(2)], lambda start: start % 6 == 0),
+    (per_episode(per_episode(every(4))), lambda start: start % 4 == 0),
+    (per_episode(lambda *of: every(4)(*of)), lambda start: start % 4 == 0),
+    ([every(2), per_episode(lambda *of: every(3)(*of))], lambda start: start % 6 == 0),
+    ([per_episode(lambda *of: every(3)(*of)), every(2)], lambda start: start % 6 == 0),
+    ([per_episode(lambda *of: every(4)(*of)), skip_first(5)], lambda s: s > 4 and s % 4 == 0),
+    ([tagged, per_episode(lambda *of: every(4)(*of))], lambda start: start % 4 == 0),
+]
+
+
+@pytest.mark.parametrize("number", range(len(STRIDES)))
+def test_strides_of_each_episode(numbered: Dataset, number: int) -> None:
+    samples, is_start = STRIDES[number]
+    expected = [clip for clip in EVERY if is_start(clip[1])]
+    for more in ({}, {"shuffle": False, "memory_limit": "24KiB"}):
+        pipe = make(numbered, samples, last_batch="keep", **more)
+        assert sorted(row[:2] for row in rows_of(pipe)) == expected
+    clips = SeqRecordMapDataset(numbered, clip_len=3, features=["id"], samples=samples)
+    items = [clips[number] for number in range(len(clips))]
+    assert [(clip["episode"], int(clip["start"])) for clip in items] == expected
+
+
+def test_episodes_rotate_by_themselves(numbered: Dataset) -> None:
+    """Each has every start once, over as many epochs as it has remainders with a start."""
+    by_episode: dict[str, set[int]] = {}
+    for key, start in EVERY:
+        by_episode.setdefault(key, set()).add(start)
+    pipe = make(numbered, [per_episode(every(4, rotate=True)), tagged], last_batch="keep")
+    epochs = [rows_of(pipe, "tag") for _ in range(4)]
+    for key, starts in by_episode.items():
+        found = [[start for one, start, _ in epoch if one == key] for epoch in epochs]
+        count = min(4, len(starts))
+        assert all(len({start % 4 for start in some}) == 1 for some in found)
+        assert Counter(start for some in found[:count] for start in some) == Counter(starts)
+    assert len({start % 4 for key, start, _ in epochs[0] if len(by_episode[key]) > 3}) == 1
+
+
+def test_a_filter_behind_other_phases_of_each_episode(numbered: Dataset) -> None:
+    for functions in ([per_episode(by_stride)], [every(2), per_episode(by_stride)]):
+        pipe = make(numbered, functions, last_batch="keep")
+        halved = make(numbered, [*functions, every(2)], last_batch="keep")
+        few = make(numbered, [*functions, skip_first(4), skip_last(4)], last_batch="keep")
+        for _ in range(3):
+            chosen = sorted(all_names(pipe))
+            assert sorted(all_names(halved)) == [clip for clip in chosen if clip[1] % 2 == 0]
+            assert sorted(all_names(few)) == [
+                (key, start) for key, start in chosen if 4 <= start < LENGTHS[int(key[4:])] - 4
+            ]
+
+
+def test_sequences_of_each_episodes_multiples(numbered: Dataset) -> None:
+    """They go on from one to the next, as without `per_episode`."""
+    options: dict[str, Any] = {"order": "sequences", "batch_size": 2, "last_batch": "keep"}
+    several = [make(numbered, one, **options) for one in (every(6), per_episode(every(6)))]
+    for batch, other in zip(*several, strict=True):
+        assert names(batch) == names(other)
+        assert torch.equal(batch["is_first"], other["is_first"])
+
+
 def test_functions_of_all_rows_have_a_limit() -> None:
     clips = Case.of(ClipSpec(3), [MOST_ROWS + 3], 64)
     samples = Samples(clips.table, cast(SampleEpisodes, None))
@@ -865,6 +933,8 @@ CHOICES: dict[str, Callable[[st.DataObject], Any]] = {
     "tagged": lambda _: tagged,
     "turned": lambda _: turned,
     "alternate": lambda _: per_episode(alternate),
+    "rotate each": lambda data: per_episode(every(data.draw(st.integers(1, 4)), rotate=True)),
+    "strides": lambda _: per_episode(by_stride),
 }
 
 

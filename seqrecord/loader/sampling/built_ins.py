@@ -50,10 +50,13 @@ class PerEpisode:
         runs, is_changed = list[ClipTable](), False
         for begin, end in pairwise(edges.tolist()):
             part = samples.of_runs(begin, end)
-            result = checked(self.function(part, epoch, SampleRandom(key, epoch, begin)), part)
+            # The seed is that of all epochs, because `every` rotates over them.
+            numbers = SampleRandom(rng.seed, epoch, key + begin)
+            result = checked(self.function(part, epoch, numbers), part)
             is_changed |= changes_rows(part, result)
+            part_runs = _with_stride_of(clips, result.clips)
             first_row = clips.first_sample[begin]
-            runs.append(replace(result.clips, samples=result.clips.first_sample + first_row))
+            runs.append(replace(part_runs, samples=part_runs.first_sample + first_row))
             for name, column in result.columns.items():
                 if column is not part.columns.get(name):
                     columns.setdefault(name, []).append(result[name])
@@ -68,7 +71,18 @@ class PerEpisode:
         return samples.with_columns(**{n: np.concatenate(v) for n, v in columns.items()})
 
 
-def per_episode(function: SampleFunction) -> PerEpisode:
+def _with_stride_of(table: ClipTable, clips: ClipTable) -> ClipTable:
+    """Clips of a part of a table, of which `every` has changed the stride, as runs of the table.
+
+    Episodes may have other strides and phases, and a table has one: these clips are single runs.
+    """
+    if (clips.spec, clips.sample_step) == (table.spec, table.sample_step):
+        return clips
+    keys = clips.locate(np.arange(len(clips)))
+    return table.with_runs(keys.episode, keys.start, np.ones_like(keys.start), keys.sample)
+
+
+def per_episode(function: SampleFunction) -> SampleFunction:
     """Call a function for the samples of each episode, one after the other.
 
     A function of one's own receives at most 20,000,000 rows at once. Each call has other random
@@ -92,6 +106,8 @@ def per_episode(function: SampleFunction) -> PerEpisode:
         problem = "per_episode has a function that changes frames of clips"
         expected = f"{function.name}(…) by itself in the list of samples"
         raise ClipError(problem, expected=expected, got=repr(function))
+    if isinstance(function, BuiltIn) and function.name == "every" and not function.is_random:
+        return function  # the same in each episode, and its table keeps its few runs
     return PerEpisode(function)
 
 
