@@ -32,7 +32,7 @@ from seqrecord import (
 )
 from seqrecord.loader.pipes import option_values
 from seqrecord.loader.pipes.options import ClipOptions, DatasetOptions
-from seqrecord.samples import dilate, every, reverse, subset
+from seqrecord.samples import dilate, every, reverse, segments, subset
 from seqrecord.tools.profiler.bench import BenchOptions
 from tests.kit.datasets import write_small, written_once
 from tests.kit.processes import run_python
@@ -246,6 +246,7 @@ def _frames(frame: dict[str, Any]) -> dict[str, Any]:
 
 DECODER = "engine.video_decoder='torchcodec'"
 TABLE = {"episode": ["a"], "frames": [[1, 2]]}
+SPANS = {"episode": ["a"], "start": [0], "stop": [9]}
 CONFLICTS: list[tuple[dict[str, Any], str, str, Any]] = [
     (
         {"output": "numpy", "ragged": {"id": "nested"}, "clip_len": None},
@@ -294,6 +295,24 @@ CONFLICTS: list[tuple[dict[str, Any], str, str, Any]] = [
         {"samples": [TABLE, dilate(1, 2)], "stride": 2, "pad": "edge", "batch_size": MaxFrames(8)},
         "samples has the starts, or the frames of each clip",
         "no stride, clip_len, pad, dilate",
+        None,
+    ),
+    (
+        {"samples": [segments({**SPANS, "dilation": [1]}), dilate(1, 6)], "stride": 2},
+        "segments have the dilation or the direction of each clip",
+        "no dilate",
+        None,
+    ),
+    (
+        {"samples": [segments({**SPANS, "reverse": [True]}), reverse(0.5)]},
+        "segments have the dilation or the direction of each clip",
+        "no reverse",
+        None,
+    ),
+    (
+        {"samples": segments({**SPANS, "dilation": [1]}), "dilation": 2},
+        "segments have the dilation or the direction of each clip",
+        "no dilation",
         None,
     ),
     (

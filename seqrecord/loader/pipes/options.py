@@ -545,16 +545,14 @@ class ClipOptions(DerivedOptions):
 
     @property
     def taken_arguments(self) -> str:
-        """The arguments for which a table with starts or frames leaves no choice, for errors.
+        """The arguments for which the columns of a table leave no choice, for errors.
 
-        Empty without such a table.
+        Empty without such columns.
         """
-        columns = self.table_columns
-        if columns.isdisjoint(("start", "frames")):
-            return ""
-        lists, built_ins = self.lists_frames, self.built_ins
+        columns, lists, built_ins = self.table_columns, self.lists_frames, self.built_ins
+        has_starts = not columns.isdisjoint(("start", "frames"))
         taken = {
-            "stride": self.stride not in (None, 1),
+            "stride": has_starts and self.stride not in (None, 1),
             **{name: lists and getattr(self, name) for name in _OF_FRAMES},
             **{step: step in built_ins and (lists or _STEPS[step] in columns) for step in _STEPS},
             "dilation": self.dilation != 1 and not columns.isdisjoint(("dilation", "frames")),
@@ -636,7 +634,11 @@ _START_RULES: tuple[Rule[ClipOptions], ...] = (
     ),
     Rule(
         lambda options: options.taken_arguments,
-        "samples has the starts, or the frames of each clip",
+        lambda options: (
+            "segments have the dilation or the direction of each clip"
+            if options.table_columns.isdisjoint(("start", "frames"))
+            else "samples has the starts, or the frames of each clip"
+        ),
         lambda options: f"no {options.taken_arguments}",
         arguments=("samples",),
     ),
