@@ -104,6 +104,25 @@ def test_the_numbers_of_the_state(path: Path, maker: Any, mode: str) -> None:
         maker(path, mode).load_state_dict(later)
 
 
+@pytest.mark.parametrize("choice", ["state", "stored"])
+def test_the_numbers_after_other_samples(path: Path, choice: str) -> None:
+    """`set_samples` keeps the normalization in use, in its epochs and in their states."""
+    state = saved(make(path))
+    append(path, 2, 4)
+    loader = resumed(make(path, normalization=choice), state)
+    rest = values([*loader])
+    for samples in (None, seqrecord.samples.every(2)):
+        loader.set_samples(samples)
+        following = values([*loader])
+        assert {"e2", "e3"} & {key[1] for key in following}
+        common = rest.keys() & following.keys()
+        assert common
+        assert all(following[key] == rest[key] for key in common)
+    later = saved(loader)
+    is_same = later["sources"][0]["normalization"] == state["sources"][0]["normalization"]
+    assert is_same == (choice == "state")
+
+
 @pytest.mark.parametrize("maker", [make, make_mix], ids=["pipe", "mix"])
 def test_the_stored_numbers(path: Path, maker: Any) -> None:
     state = saved(maker(path))
@@ -186,3 +205,23 @@ def test_a_stateful_dataloader_passes_the_state_only(
     assert all(following[key] == old[key] for key in common)
     with pytest.raises(StateError, match="another normalization"):
         next(iter(resumed(loader(), state)))
+
+
+@pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_other_samples_in_a_stateful_dataloader(path: Path, num_workers: int) -> None:
+    """Only its workers have loaded the state."""
+    options: dict[str, Any] = {"batch_size": None, "num_workers": num_workers}
+    dataset = make(path, kind=seqrecord.SeqRecordIterableDataset)
+    first = StatefulDataLoader(dataset, **options)
+    next(iter(first))
+    state = first.state_dict()
+    append(path, 2, 4)
+    dataset = make(path, kind=seqrecord.SeqRecordIterableDataset, normalization="state")
+    loader: Any = StatefulDataLoader(dataset, **options)
+    loader.load_state_dict(state)
+    rest = values([*loader])
+    dataset.set_samples(None)
+    following = values([*StatefulDataLoader(dataset, **options)])
+    common = rest.keys() & following.keys()
+    assert common
+    assert all(following[key] == rest[key] for key in common)

@@ -98,7 +98,9 @@ class ClipLoader:
         """A loader of other samples, which uses the frames in memory if it has the same."""
         options = replace(self.options, samples=samples)
         planner = plan_clips(self.view.dataset, of_selected(options))
-        planner = replace(planner, options=options).with_shuffle(self.planner.settings.shuffle)
+        view = planner.view.with_vectors(self.view.vectors)  # maybe those of a state
+        planner = replace(planner, view=view, options=options)
+        planner = planner.with_shuffle(self.planner.settings.shuffle)
         is_same = np.array_equal(planner.view.episode_rows, self.view.episode_rows)
         keeps_frames = is_same and self.planner.ranks.current().count == 1
         loader = ClipLoader(planner.with_frames_of(self.planner) if keeps_frames else planner)

@@ -166,8 +166,8 @@ class Epochs:
         if (self._last is not None and self._last.is_open) or self._next.batch:
             expected, got = "a call between epochs", f"a position in epoch {self._next.epoch}"
             raise StateError("set_samples inside an epoch", expected=expected, got=got)
+        self._use_of_workers()  # the normalization of a state stays, although samples change
         self._loaders = EpochLoaders(make(), self._next.epoch)
-        self._of_workers.take()  # of other samples
         self._go_to(self._next)  # the end of an epoch of other samples is no position
         self._workers.publish(self._position, is_new_state=True)
 

@@ -300,7 +300,7 @@ class StreamingLoader(EpochStream):
         Raises the errors of a new loader, and `StateError` inside an epoch. Persistent DataLoader
         workers, which keep the samples of their start, raise `StateError` in the next iteration.
         """
-        self._epochs.set_loader(partial(self._loader.with_samples, samples))
+        self._epochs.set_loader(lambda: self._loader.with_samples(samples))
 
     @property
     def clips(self) -> ClipTable:
