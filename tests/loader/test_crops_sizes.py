@@ -19,6 +19,8 @@ from seqrecord import (
     ClipError,
     FeatureSpec,
     HorizontalFlip,
+    Latest,
+    Next,
     RandomCrop,
     RandomResizedCrop,
     Resize,
@@ -29,6 +31,7 @@ from seqrecord import (
     SeqRecordPipe,
     SeqRecordWriter,
 )
+from seqrecord.samples import Samples, skip_first
 from tests.kit.clip_data import names
 
 SIZES = [(20, 31), (24, 28), (17, 40)]
@@ -234,6 +237,70 @@ def test_wrong_sizes_are_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ClipError, match="differ in size") as caught:
         list(pipe)
     assert caught.value.episode == "a"
+
+
+UNKNOWN = "a frame without a value has no size"
+STEPS_OF_UNKNOWN: dict[str, Any] = {"crop": CenterCrop(8), "resize": [RandomCrop(8), Resize(4)]}
+
+
+def write_sparse(path: Path, *, varies: bool, first: tuple[int, int] = (3, 3)) -> Path:
+    """Two episodes with images in every other frame, from a first one to frame 7."""
+    sides = (None, None, 3) if varies else (12, 16, 3)
+    specs = [FeatureSpec("image", np.dtype("u1"), sides, kind="image")]
+    specs.append(FeatureSpec("id", np.dtype("i8"), (), group=1))
+    with SeqRecordWriter(path, schema=Schema(specs)) as writer:
+        for number in range(2):
+            size = (12 + 4 * number * varies, 16 + 2 * number * varies)
+            with writer.episode(f"e{number}") as episode:
+                for frame in range(10):
+                    values: dict[str, Any] = {"id": np.int64(frame)}
+                    if frame in range(first[number], 8, 2):
+                        values["image"] = np.full((*size, 3), 10 * number + frame, np.uint8)
+                    episode.append(values)
+    return path
+
+
+@pytest.mark.parametrize("window", [Latest(unknown="zeros"), Next(unknown="zeros")])
+@pytest.mark.parametrize("name", STEPS_OF_UNKNOWN)
+def test_an_unknown_frame_has_no_size(tmp_path: Path, name: str, window: Any) -> None:
+    """If sizes vary; frames of one size are zeros of the crop's size."""
+    options: dict[str, Any] = {"clip_len": 2, "clip_transform": STEPS_OF_UNKNOWN[name]}
+    options["windows"] = {"image": window}
+    start = 0 if isinstance(window, Latest) else 7
+    varying = write_sparse(tmp_path / "varying", varies=True)
+    for kind in (SeqRecordPipe, SeqRecordMapDataset, SeqRecordIterableDataset):
+        with pytest.raises(ClipError, match=UNKNOWN) as caught:
+            kind(varying, **options)
+        assert caught.value.file == str(varying)
+        assert (caught.value.episode, caught.value.feature) == ("e0", "image")
+        assert caught.value.got == f"no value in the clip that starts at frame {start}"
+    equal = write_sparse(tmp_path / "equal", varies=False)
+    side = 8 if name == "crop" else 4
+    for batch in SeqRecordPipe(equal, **options, batch_size=4):
+        assert batch["image"].shape[1:] == (2, side, side, 3)
+        ages = batch["image_age" if start == 0 else "image_wait"]
+        assert not batch["image"][ages < 0].any()
+        assert batch["image"][ages >= 0].all()
+
+
+def test_known_frames_beside_unknown_ones(tmp_path: Path) -> None:
+    """Samples without unknown frames have crops; where epochs differ, a later one is an error."""
+    path = write_sparse(tmp_path / "records", varies=True, first=(0, 3))
+    options: dict[str, Any] = {"clip_len": 2, "clip_transform": CenterCrop(8), "batch_size": 4}
+    options["windows"] = {"image": Latest(unknown="zeros")}
+    for more in ({"samples": skip_first(3)}, {"episodes": "e0"}):
+        for batch in SeqRecordPipe(path, **options, **more):
+            assert batch["image"].shape[1:] == (2, 8, 8, 3)
+            assert (batch["image_age"] >= 0).all()
+
+    def later(samples: Samples, epoch: int, _: object) -> Samples:
+        return samples.filter(samples["start"] >= (0 if epoch else 3))
+
+    pipe = SeqRecordPipe(path, **options, samples=later)
+    assert all((batch["image_age"] >= 0).all() for batch in pipe)
+    with pytest.raises(ClipError, match=UNKNOWN) as caught:
+        list(pipe)
+    assert caught.value.episode == "e1"
 
 
 # ---- cameras

@@ -449,6 +449,17 @@ def _check_coded(name: str, spec: ArraySpec, kind: str | None, steps: tuple[Crop
         )
 
 
+def unknown_size(start: int, **place: str) -> ClipError:
+    """The error for the clip at a frame with an unknown image, if sizes vary between episodes."""
+    return ClipError(
+        "a frame without a value has no size, and a crop of images of several sizes needs one",
+        **place,  # type: ignore[arg-type]
+        expected='Latest or Next without unknown="zeros", which skip such clips; or resize=, for '
+        "images of one size",
+        got=f"no value in the clip that starts at frame {start}",
+    )
+
+
 @lru_cache(maxsize=256)
 def _number_of(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")

@@ -21,6 +21,7 @@ from seqrecord.loader.engine.crops import (
     DrawBatch,
     IntrinsicsChange,
     ValuesChange,
+    unknown_size,
     whole_windows,
 )
 from seqrecord.loader.pipes.camera_flips import WorldFlips
@@ -140,7 +141,7 @@ class CropSampler:
     def learn(self, episode: IntArray, start: IntArray, sources: Sequence[ClipRows[Any]]) -> None:
         """Record the frame sizes of episodes, if sizes vary.
 
-        Raises `ClipError` if frames of one episode differ.
+        Raises `ClipError` if frames of one episode differ, or one has no value.
         """
         if (known_sizes := self.sizes) is None:
             return
@@ -150,6 +151,8 @@ class CropSampler:
                 sizes = source.arena.sizes(name, source.rows.reshape(-1))
                 sizes = sizes.reshape(*source.rows.shape, 2)
                 for clip, row in enumerate(episode.tolist()):
+                    if not sizes[clip].all():
+                        raise unknown_size(int(start[clip]), **self._place(row, name))
                     if not known_sizes[row].any():
                         known_sizes[row] = sizes[clip, 0]
                     differing = sizes[clip][(sizes[clip] != known_sizes[row]).any(axis=1)]

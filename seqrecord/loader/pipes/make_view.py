@@ -28,6 +28,7 @@ from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_samples, complete_clips
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.pipes.view import View
+from seqrecord.store.clips.frames import UNKNOWN, NearestWindow
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.array_specs import ArraySpec, bind_schema
@@ -54,6 +55,7 @@ BY_MEMORY, SMALLEST = 0, 1  # frames of excerpts
 _PIECE_FRAMES = 32  # at most, as other chunks have
 _PIECE_BYTES = 48 << 20  # decoded, likewise
 _LEAST_FRAMES = 4
+_CHECKED_CLIPS = 1 << 16  # at once
 _OF_DRAWS = ("crop", "flipped", "intrinsics")  # columns of a `clip_transform`
 
 
@@ -89,6 +91,8 @@ def make_view(
             )
             epochs = replace(epochs, base=samples)
         view = _view(options, episodes, epochs, arrays, left_out)
+        if view.draws.sized_by_frames:
+            _check_known_sizes(view)
         if options.clip_functions:
             view = _with_functions(options, view)
         if options.vectors:
@@ -223,6 +227,27 @@ def _view(
         metadata=metadata,
         order_columns=options.epoch_order.columns,
     )
+
+
+def _check_known_sizes(view: View) -> None:
+    """Raise `ClipError` for a clip of epoch 0 with an unknown frame whose size a crop needs."""
+    from seqrecord.loader.engine.crops import unknown_size
+
+    clips, frames = view.samples.common.clips, view.frames(0)
+    for name in sorted(view.draws.sized_by_frames):
+        window = frames.windows[name]
+        if not (isinstance(window, NearestWindow) and window.has_unknown):
+            continue
+        unknown = replace(window, has_unknown=False).unknown_frames
+        run = np.flatnonzero(np.isin(clips.episode, unknown.episode))
+        part = clips.pieces(run, np.zeros_like(run), clips.count[run])
+        for begin in range(0, part.num_clips, _CHECKED_CLIPS):
+            keys = part.locate(np.arange(begin, min(begin + _CHECKED_CLIPS, part.num_clips)))
+            age = window.find(keys, frames, checks=False).age
+            assert age is not None, "a window with ages"
+            for clip in np.flatnonzero((age == UNKNOWN).any(axis=1))[:1].tolist():
+                key = view.clip_episodes.key(int(keys.episode[clip]))
+                raise unknown_size(int(keys.start[clip]), episode=key, feature=name)
 
 
 def _check_entries(view: View, reserved: Sequence[str] = ()) -> None:

@@ -271,7 +271,8 @@ class Latest(Nearest):
         max_age: largest age of a value in frames. Default: unlimited.
         unknown: for clips with a frame that has no value, or none within `max_age`: `None` drops
             these clips and counts them; "zeros" fills in zeros or empty texts, with age -1. The
-            zeros are stored values: `vectors=` normalizes them like others.
+            zeros are stored values: `vectors=` normalizes them like others. Crops of images whose
+            size varies raise `ClipError` for them.
 
     Raises `ClipError` if `max_age` is not a number of frames, or `unknown` is another value.
 
