@@ -237,10 +237,12 @@ class DeviceArena:
         feature: str,
         rows: npt.NDArray[np.int64],
         step: VectorStep,
+        change: ValuesChange | None,
         batch: torch.Tensor,
         slots: npt.NDArray[np.int64],
     ) -> int:
-        """Queue a step for clips, rows int64[clips, frames], to slots of a batch.
+        """Queue a step for clips, rows int64[clips, frames], to slots of a batch, after a `change`
+        of their values.
 
         Returns the bytes sent over the bus.
         """
@@ -250,6 +252,9 @@ class DeviceArena:
             index = self._upload(np.ascontiguousarray(rows).reshape(-1))
             words = torch.index_select(stored_rows, 0, index)
             values = words.view(torch.uint8).view(torch_dtype(step.given.dtype)).view(shape)
+            if change is not None:
+                columns = map(self._upload, (change.factor, change.offset))
+                values = change.apply(values, *columns).to(values.dtype)
             vectors = step.on_device(values, self._constants_of(feature, step))
             if int(slots[-1]) - first_slot == len(slots) - 1:
                 batch[first_slot : first_slot + len(slots)].copy_(vectors)
@@ -518,7 +523,7 @@ class DeviceBatchBuilder:
                 self._crop(slots, source, source.crop)
             nbytes += self._copy(slots, source, uncropped)
             if source.crop is not None:
-                self._change_values(slots, source, source.crop)
+                self._change_values(slots, source, source.crop, vectors)
             nbytes += self._make_vectors(slots, source, vectors)
             for name in source.features:
                 if name in self._lists:
@@ -559,11 +564,16 @@ class DeviceBatchBuilder:
                 source.arena.gather_window(name, rows, out, crop.place(name, clip))
 
     def _change_values(
-        self, slots: npt.NDArray[np.int64], source: ClipRows[DeviceArena], crop: Crop
+        self,
+        slots: npt.NDArray[np.int64],
+        source: ClipRows[DeviceArena],
+        crop: Crop,
+        vectors: VectorSteps,
     ) -> None:
-        """Queue changes of gathered intrinsics, distortion and points."""
+        """Queue changes of gathered intrinsics, distortion and points without steps."""
         stacked_names = self._features.keys() - self._lists.keys()
-        for name in sorted(crop.changes.keys() & stacked_names & set(source.features)):
+        names = crop.changes.keys() - vectors.keys()
+        for name in sorted(names & stacked_names & set(source.features)):
             source.arena.change_values(self._features[name], slots, crop.changes[name])
 
     def _make_vectors(
@@ -572,13 +582,19 @@ class DeviceBatchBuilder:
         source: ClipRows[DeviceArena],
         vectors: VectorSteps,
     ) -> int:
-        """Queue steps of vectors. Returns the bytes sent over the bus."""
+        """Queue steps of vectors, after changes of their values. Returns the bytes sent over the
+        bus.
+        """
         nbytes = 0
         for name in source.features if vectors else ():
             if name in self._words and (step := vectors.get(name)) is not None:
+                change = None if source.crop is None else source.crop.changes.get(name)
                 for block in step.blocks(source.rows):
+                    of_block = None if change is None else change.take(block)
                     into = self._features[name], slots[block]
-                    nbytes += source.arena.gather_vectors(name, source.rows[block], step, *into)
+                    nbytes += source.arena.gather_vectors(
+                        name, source.rows[block], step, of_block, *into
+                    )
         return nbytes
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:

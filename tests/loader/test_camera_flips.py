@@ -13,7 +13,15 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import Camera, ClipError, HorizontalFlip, RandomCrop, RelativePose, SeqRecordPipe
+from seqrecord import (
+    Camera,
+    ClipError,
+    HorizontalFlip,
+    RandomCrop,
+    RelativePose,
+    SeqRecordPipe,
+    Vector,
+)
 from tests.cuda.side_streams import STREAMS, device_of, on_host
 from tests.formats.camera_originals import POINTS, shifted, write_tartanair
 from tests.kit.datasets import write_dataset
@@ -111,6 +119,23 @@ def test_depth_of_points(records: Path) -> None:
                     # A nearer spot may hide another one.
                     assert (is_near | (got < points[inside, 2])).all()
                     assert is_near.sum() >= 3
+
+
+def test_a_point_is_placed_behind_the_flip(tmp_path: Path, records: Path) -> None:
+    with seqrecord.open(records) as dataset:
+        (episode,) = dataset.episodes.values()
+        frames = [{n: episode[t][n] for n in ("image_left", "pose_left")} for t in range(4)]
+    frames = [{**frame, "spot": np.array([1, 2, 3], np.float32)} for frame in frames]
+    kinds = {"pose_left": {"kind": "pose", "unit": "m"}, "spot": {"kind": "points", "unit": "m"}}
+    write_dataset(tmp_path / "records", {"a": frames}, features=kinds)
+    options: dict[str, Any] = {"camera": Camera(poses={"image_left": "pose_left"}, axes="opencv")}
+    options["vectors"] = {"spot": Vector(pad_to=4)}
+    for device in (None, "cpu"):
+        features = ["image_left", "spot"]
+        for batch in batches(
+            tmp_path / "records", HorizontalFlip(1), features, device=device, **options
+        ):
+            assert (batch["spot"] == torch.tensor([-1.0, 2, 3, 0])).all()
 
 
 FORMS = ("list", "pad", "nested")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from seqrecord import (
     CenterCrop,
     ClipError,
     HorizontalFlip,
+    Normalization,
     RandomCrop,
     SeqRecordMapDataset,
     SeqRecordPipe,
+    Vector,
 )
 from seqrecord.errors import SchemaError
 from tests.cuda.side_streams import STREAMS, device_of, on_host
@@ -196,6 +199,70 @@ def test_intrinsics_on_a_device(tmp_path: Path, stream: str, name: str) -> None:
     for got, want in zip(found, host, strict=True):
         assert torch.equal(got["start"], want["start"])
         torch.testing.assert_close(got[name], want[name])
+
+
+_VECTORS = {
+    "place": Vector(place=[1, 0, 3, 2]),
+    "pad_to": Vector(pad_to=6),
+    "blocks": Vector(pad_to=50_000),  # of 3 clips
+    "normalize": Vector(normalize=Normalization("mean_std", np.ones(4), np.arange(2.0, 6.0))),
+    "both": Vector(
+        place=[5, 0, 3, 2], normalize=Normalization("quantiles", np.ones(4), np.full(4, 2.0))
+    ),
+}
+
+
+def _as_vector(values: torch.Tensor, vector: Vector) -> torch.Tensor:
+    """The values of batches without `vectors`, normalized and placed."""
+    if isinstance(vector.normalize, Normalization):
+        offset, scale = map(torch.tensor, (vector.normalize.offset, vector.normalize.scale))
+        values = ((values - offset) / scale).float()
+    places = vector.place or range(4)
+    placed = values.new_zeros((*values.shape[:-1], vector.pad_to or max(places) + 1))
+    placed[..., list(places)] = values
+    return placed
+
+
+@pytest.mark.parametrize("stream", [None, *STREAMS])
+@pytest.mark.parametrize("name", _VECTORS)
+def test_vectors_of_changed_intrinsics(tmp_path: Path, name: str, stream: str | None) -> None:
+    """`vectors` come behind crops, flips and sizes, also in blocks of clips and in mixes."""
+    path = _write(tmp_path / "r", {"intrinsics": "<f8"})
+    vectors = {"intrinsics": _VECTORS[name]}
+    with device_of(stream) if stream else nullcontext() as device:
+        for more in ({"clip_transform": _STEPS["resized crop"]}, {"resize": (12, 30)}):
+            settings: dict[str, Any] = {"clip_len": 3, "batch_size": 4, "device": device, **more}
+            moved = SeqRecordPipe(path, **settings, vectors=vectors)
+            for batch, other in zip(moved, SeqRecordPipe(path, **settings), strict=True):
+                want = _as_vector(on_host(other)["intrinsics"], _VECTORS[name])
+                torch.testing.assert_close(on_host(batch)["intrinsics"], want)
+    if stream:
+        return
+    settings = {"clip_len": 3, "clip_transform": CenterCrop((16, 20))}
+    single = SeqRecordMapDataset(path, **settings)
+    placed = SeqRecordMapDataset(path, **settings, vectors=vectors)
+    for i in range(0, len(single), 3):
+        want = _as_vector(single[i]["intrinsics"], _VECTORS[name])
+        torch.testing.assert_close(placed[i]["intrinsics"], want)
+    moved_settings = {**settings, "vectors": vectors}
+    plain_mix, mix = (
+        seqrecord.SeqRecordMix({"a": SeqRecordPipe(path, **options)}, batch_size=4)
+        for options in (settings, moved_settings)
+    )
+    for batch, other in zip(mix, plain_mix, strict=True):
+        want = _as_vector(other["intrinsics"], _VECTORS[name])
+        torch.testing.assert_close(batch["intrinsics"], want)
+
+
+def test_stored_statistics_are_not_of_changed_intrinsics(tmp_path: Path) -> None:
+    path = _write(tmp_path / "r", {"intrinsics": "<f8"})
+    vectors = {"intrinsics": Vector(normalize="mean_std")}
+    settings: dict[str, Any] = {"clip_len": 1, "vectors": vectors}
+    assert len(SeqRecordMapDataset(path, **settings)) == 2 * _LENGTH
+    for more in ({"clip_transform": CenterCrop(8)}, {"resize": (12, 30)}):
+        with pytest.raises(ClipError, match="crop, flip or resize changes this feature") as caught:
+            SeqRecordMapDataset(path, **settings, **more)
+        assert caught.value.feature == "intrinsics"
 
 
 def test_features_of_other_shapes_or_dtypes_are_no_intrinsics(tmp_path: Path) -> None:

@@ -11,7 +11,15 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import CenterCrop, HorizontalFlip, Resize, SeqRecordMapDataset, SeqRecordPipe
+from seqrecord import (
+    CenterCrop,
+    HorizontalFlip,
+    Normalization,
+    Resize,
+    SeqRecordMapDataset,
+    SeqRecordPipe,
+    Vector,
+)
 from seqrecord.sources import undistorted
 from tests.cuda.side_streams import STREAMS, device_of, on_host
 from tests.kit.datasets import columns, write_dataset
@@ -108,6 +116,19 @@ def test_distortion_on_a_device(tmp_path: Path, stream: str) -> None:
     assert any(bool(batch["flipped"].any()) for batch in found)
     for got, want in zip(found, SeqRecordPipe(path, **settings), strict=True):
         torch.testing.assert_close(got["distortion"], want["distortion"])
+
+
+@pytest.mark.parametrize("stream", [None, "cpu"])
+def test_normalized_distortion_is_mirrored_before(tmp_path: Path, stream: str | None) -> None:
+    lenses = [np.array(NUMBERS[:5]) + i for i in range(LENGTH)]
+    path = write(tmp_path / "r", {}, distortion=lenses)
+    settings: dict[str, Any] = {"clip_len": 2, "batch_size": 2, "clip_transform": STEPS["flip"]}
+    vector = Vector(pad_to=7, normalize=Normalization("mean_std", np.ones(5), np.full(5, 2.0)))
+    found = [*SeqRecordPipe(path, device=stream, vectors={"distortion": vector}, **settings)]
+    assert any(bool(batch["flipped"].any()) for batch in found)
+    for got, plain in zip(found, SeqRecordPipe(path, **settings), strict=True):
+        want = torch.nn.functional.pad((plain["distortion"] - 1) / 2, (0, 2))
+        torch.testing.assert_close(got["distortion"], want.float())
 
 
 def test_stereo(tmp_path: Path) -> None:

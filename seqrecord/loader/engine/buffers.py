@@ -42,6 +42,7 @@ from seqrecord.store.schema import FeatureSpec
 
 if TYPE_CHECKING:
     from seqrecord.loader.engine.calls import Calls
+    from seqrecord.loader.engine.crops import ValuesChange
     from seqrecord.loader.engine.vectors import VectorStep, VectorSteps
 
 _SCATTERED = 64 << 10  # bytes per clip and feature; larger ones get a call each
@@ -264,7 +265,7 @@ class HostBatchBuilder:
             copiers.copy(self._calls(slots, sources, calls, vectors, copiers.num_threads))
             return 0
         parts, copies = self._parts(slots, sources, vectors)
-        copies += self._crops(slots, sources)
+        copies += self._crops(slots, sources, vectors)
         copies += self._vectors(slots, sources, vectors)
         total = sum(part.out.nbytes for part in parts)
         if total + sum(copy.nbytes for copy in copies) < _COPY_BYTES:
@@ -331,13 +332,17 @@ class HostBatchBuilder:
         return parts, scattered
 
     def _crops(
-        self, slots: npt.NDArray[np.int64], sources: Sequence[ClipRows[Arena]]
+        self,
+        slots: npt.NDArray[np.int64],
+        sources: Sequence[ClipRows[Arena]],
+        vectors: VectorSteps,
     ) -> Iterator[Copy]:
-        """Copies of cropped windows."""
+        """Copies of cropped windows, and of changed values without steps."""
         for source in sources:
             if (crop := source.crop) is None:
                 continue
-            for name in crop.features & self._buffers.keys() & set(source.features):
+            names = crop.features - vectors.keys()
+            for name in names & self._buffers.keys() & set(source.features):
                 for clip, rows in enumerate(source.rows):
                     out = self._buffers[crop.target(name, clip)][slots[clip]]
                     memory, places = source_of(source.arena, name, rows)
@@ -347,15 +352,19 @@ class HostBatchBuilder:
     def _vectors(
         self, slots: IntArray, sources: Sequence[ClipRows[Arena]], vectors: VectorSteps
     ) -> Iterator[Copy]:
-        """Steps of vectors: one copy per feature, or per block of large ones."""
+        """Steps of vectors, after changes of their values: one copy per feature, or per block of
+        large ones.
+        """
         for source in sources if vectors else ():
             for name in source.features:
                 buffer = self._buffers.get(name)
                 if buffer is None or (step := vectors.get(name)) is None:
                     continue
+                change = None if source.crop is None else source.crop.changes.get(name)
                 for block in step.blocks(source.rows):
                     rows, into = source.rows[block], slots[block]
-                    do = partial(_write, source.arena, name, rows, step, buffer, into)
+                    of_block = None if change is None else change.take(block)
+                    do = partial(_write, source.arena, name, rows, step, buffer, into, of_block)
                     yield Copy(buffer[0].nbytes * len(into), do)
 
     def _calls(
@@ -456,11 +465,16 @@ def _write(
     step: VectorStep,
     buffer: npt.NDArray[Any],
     slots: npt.NDArray[np.int64],
+    change: ValuesChange | None,
 ) -> None:
-    """Write the result of a step for clips, rows int64[clips, frames], to slots."""
+    """Write the result of a step for clips, rows int64[clips, frames], to slots. The step follows
+    a `change` of the clips' values.
+    """
     shape: tuple[int, ...] = step.given.shape  # type: ignore[assignment]
     values = np.empty((*rows.shape, *shape), step.given.dtype)
     arena.gather(feature, rows.reshape(-1), values.reshape(-1, *shape))
+    if change is not None:
+        values = change.view_all(values)
     start = int(slots[0])
     if int(slots[-1]) - start == len(slots) - 1:
         step.write(values, buffer[start : start + len(slots)])

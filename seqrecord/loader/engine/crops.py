@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,9 @@ from seqrecord.store.clips.transforms import (
 from seqrecord.store.codecs.resizing import nearest_pixels
 from seqrecord.store.feature_kinds import is_flow, is_image, is_normals, known_kind
 from seqrecord.store.reading.array_specs import ArraySpec
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _FEW_CHANNELS = 4  # NumPy is slow for items that are not 1, 2, 4 or 8 bytes
 _RESIZING = Resize | RandomResizedCrop | BatchResize
@@ -236,10 +239,7 @@ class Crop:
         parts = {
             name: (crops, windows.take(clips)) for name, (crops, windows) in self.parts.items()
         }
-        changes = {
-            name: replace(change, factor=change.factor[clips], offset=change.offset[clips])
-            for name, change in self.changes.items()
-        }
+        changes = {name: change.take(clips) for name, change in self.changes.items()}
         return Crop(parts, changes, self.partners)
 
     def target(self, name: str, clip: int) -> str:
@@ -483,12 +483,20 @@ class ValuesChange(ABC):
     def apply(values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
         """Numbers in batches, float64, from numbers of stored frames, [clips, frames, …]."""
 
+    def take(self, clips: IntArray | slice) -> Self:
+        """The changes of some clips."""
+        return replace(self, factor=self.factor[clips], offset=self.offset[clips])
+
     def view(self, clip: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The numbers of one clip, [frames, …], in their dtype."""
-        row = slice(clip, clip + 1)
-        columns = torch.from_numpy(self.factor[row]), torch.from_numpy(self.offset[row])
-        whole = torch.from_numpy(np.ascontiguousarray(values)[None])
-        return self.apply(whole, *columns)[0].numpy().astype(values.dtype)
+        numbers: npt.NDArray[Any] = self.take(slice(clip, clip + 1)).view_all(values[None])[0]
+        return numbers
+
+    def view_all(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The numbers of all clips, [clips, frames, …], in their dtype."""
+        columns = torch.from_numpy(self.factor), torch.from_numpy(self.offset)
+        numbers = torch.from_numpy(np.ascontiguousarray(values))
+        return self.apply(numbers, *columns).numpy().astype(values.dtype)
 
 
 @dataclass(frozen=True, eq=False)

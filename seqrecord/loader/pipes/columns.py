@@ -225,12 +225,14 @@ class NoDraws:
         is_random: whether the draws of a clip differ by epoch.
         columns: columns of the parameters.
         sized_by_frames: features whose windows depend on sizes that vary between episodes.
+        changed: vectors whose values follow windows: intrinsics, distortion, points.
     """
 
     crops: tuple[ClipCrops, ...] = ()
     functions: ClipFunctions | None = None
     columns: tuple[ClipColumn, ...] = ()
     sized_by_frames: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
     is_any = is_random = False
 
     def draw(self, *_: Any, **_settings: Any) -> ClipDraws:

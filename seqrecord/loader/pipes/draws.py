@@ -408,6 +408,13 @@ class AugmentationSampler(NoDraws):
         varying = (camera.crops.features for camera in self._cameras if camera.sizes is not None)
         return frozenset(chain.from_iterable(varying))
 
+    @property
+    def changed(self) -> frozenset[str]:  # type: ignore[override]
+        """See `NoDraws`."""
+        intrinsics = (intrinsics.name for intrinsics in self._intrinsics)
+        distortion = (distortion.name for distortion in self._distortion)
+        return frozenset((*intrinsics, *distortion, *self.flips.points))
+
     def _resized_values(self, batch: BatchClips) -> dict[str, FloatArray]:
         """The columns of resized features without steps."""
         values = dict[str, FloatArray]()

@@ -390,8 +390,9 @@ class ClipOptions(DerivedOptions):
             it is on the host. `normalize` makes float32 values by the stored statistics of the
             whole dataset (see `seqrecord stats`), or by a `Normalization`; a channel with one value
             only is divided by 1, and zeros of padding are kept. This comes last: `frame_transform`
-            and the functions of `clip_transform` receive stored values. Not for images, nor for
-            features that a function changes.
+            and the functions of `clip_transform` receive stored values, and intrinsics are those of
+            the visible image. A feature that a crop, flip, resize or function changes needs a
+            `Normalization` of the changed values. Not for images.
         camera: columns of the cameras of images, in one convention for all sources: `True`, or a
             `Camera`. For each image that has one: `<image>_pose`, [batch, T, 4, 4], camera-to-world
             with OpenCV's axes; `<image>_K`, [batch, T, 3, 3], in pixels of the image in the batch;

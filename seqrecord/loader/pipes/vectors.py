@@ -116,20 +116,21 @@ def checked_vector(view: View, name: str, argument: str) -> ArraySpec:
 def is_stored(view: View, name: str) -> bool:
     """Whether clips have a feature's stored values, which its statistics describe."""
     functions = view.draws.functions
-    if name not in view.dataset.features:
+    if name not in view.dataset.features or name in view.draws.changed:
         return False
     is_kept = view.transform is None or name in view.unchanged_features
     return is_kept and (functions is None or name in functions.unchanged)
 
 
 def stored_statistics(view: View, name: str) -> FeatureStatistics:
-    """The dataset's statistics of a feature. Raises `ClipError` if they are missing, or if a
-    function changes the values.
+    """The dataset's statistics of a feature. Raises `ClipError` if they are missing, or if a crop
+    or a function changes the values.
     """
     dataset = view.dataset
     if not is_stored(view, name):
+        changing = "a crop, flip or resize" if name in view.draws.changed else "a function"
         raise ClipError(
-            "a function changes this feature, and the dataset's statistics are of stored values",
+            f"{changing} changes this feature, and the dataset's statistics are of stored values",
             file=dataset.url,
             feature=name,
             expected="Vector(normalize=seqrecord.Normalization.of(statistics)) with "
