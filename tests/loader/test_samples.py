@@ -40,6 +40,8 @@ from seqrecord.samples import (
     every,
     final_goal,
     future_goal,
+    inside,
+    per_episode,
     reverse,
     segments,
     skip_first,
@@ -1222,6 +1224,67 @@ def test_dilated_clips_stay_inside_their_segments(each: Dataset) -> None:
         pipe = SeqRecordPipe(each, features=["flow"], samples=[span, dilate(1, 3)], **options)
         found = [start for batch in pipe for start in batch["start"].tolist()]
         assert sorted(start for start in {*found} if 18 <= start <= 20) == expected
+
+
+def test_segments_with_dilations(each: Dataset) -> None:
+    """Each clip has that of its segment, also beside functions that draw the other step."""
+    table = {**SPANS, "dilation": [1, 2, 5, 1, 3]}
+    options: dict[str, Any] = {"features": ["id"], "clip_len": 3, "batch_size": 4}
+    pipe = SeqRecordPipe(each, samples=[segments(table), reverse(0.5)], **options)
+    of_spans = ("episode", "start", "stop", "dilation")
+    spans: Any = zip(*(table[name] for name in of_spans), strict=True)
+    expected = Counter(
+        (key, first, step)
+        for key, start, stop, step in spans
+        for first in range(start, stop - 2 * step)
+    )
+    found: Counter[Any] = Counter()
+    for batch in pipe:
+        values = (batch[name] for name in ("episode", "start", "dilation", "reversed", "id"))
+        for key, start, step, is_reversed, ids in zip(*values, strict=True):
+            first, frames = int(start), [int(start) + i * int(step) for i in range(3)]
+            assert ids[:, 1].tolist() == (frames[::-1] if is_reversed else frames)
+            found[key, first, int(step)] += 1
+    assert found == expected
+
+
+SPANS_OF_ONE = {"episode": ["set/3"] * 3, "start": [0, 2, 5], "stop": [3, 12, 14]}
+
+
+@pytest.mark.parametrize(
+    ("added", "options", "row"),
+    [
+        ({"repeat": [-2.0, 1.0, -1.0]}, {"clip_len": 4}, 2),  # no clip is in row 0
+        ({"dilation": [1, 1, 0]}, {"clip_len": 4}, 2),
+        ({"pair": [[1, 2], [1, 2], [3]]}, {"clip_len": 4}, 2),
+        ({"goal": [3, 4, 99]}, {"windows": {"id": [0, At("goal")]}}, 2),
+        ({"goal": [3, 99, 4]}, {"windows": {"id": [0, At("goal")]}}, 1),
+        ({"tokens": [1, 1, 0]}, {"clip_len": 4, "batch_size": Budget(8, cost="tokens")}, 2),
+    ],
+)
+def test_errors_name_the_rows_of_segments(
+    each: Dataset, added: dict[str, Any], options: dict[str, Any], row: int
+) -> None:
+    table = segments({**SPANS_OF_ONE, **added})
+    with pytest.raises(ClipError, match=f", in row {row}[;:]"):
+        SeqRecordPipe(each, features=["id"], samples=table, **options)
+
+
+def test_errors_name_the_rows_of_a_table_of_episodes(each: Dataset) -> None:
+    table = {"episode": ["set/3", "set/0", "set/1"], "goal": [5, 6, 30]}
+    with pytest.raises(ClipError, match=r"anchor goal out of range, in row 2; "):
+        SeqRecordPipe(each, windows={"id": [0, At("goal")]}, samples=table, features=["id"])
+
+
+def test_errors_name_rows_inside_functions_of_episodes(tmp_path: Path) -> None:
+    """Of the whole table, not of the episode's part."""
+    episodes = dict.fromkeys("ab", columns(id=np.arange(9), label=np.zeros(9, np.int64)))
+    write_dataset(tmp_path / "records", episodes)
+    table = {"episode": ["b", "a", "b"], "start": [5, 2, 1], "goal": [7, 3, 99]}
+    functions = [table, per_episode(inside("label"))]
+    options: dict[str, Any] = {"windows": {"id": [0, At("goal")]}}
+    with pytest.raises(ClipError, match="in row 2; "):
+        SeqRecordPipe(tmp_path / "records", samples=functions, **options)
 
 
 def test_tables_of_polars_and_segments_of_a_file(each: Dataset, tmp_path: Path) -> None:

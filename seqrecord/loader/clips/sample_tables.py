@@ -120,14 +120,17 @@ def sample_columns(
 
 
 def read_samples(
-    columns: Mapping[str, pa.Array], names: EpisodeNames, reaches: IntArray
+    columns: Mapping[str, pa.Array],
+    names: EpisodeNames,
+    reaches: IntArray,
+    table_row: IntArray | None = None,
 ) -> tuple[IntArray, IntArray, dict[str, Values]]:
     """Check the columns of a table and return them as arrays, in the order of its rows.
 
     `columns` comes from `sample_columns`, `names` describes all episodes. Returns episode rows,
     int64[n]; starts, int64[n], or frames, int64[n, T]; and the other columns. `reaches`, int64[E,
     2], are the numbers of frames required before and after a start, with the lowest dilation of the
-    table.
+    table. `table_row`, int64[n], are the rows of the user's table, for errors; default: 0, 1, …
 
     Raises `ClipError` with the row for clips outside their episode, lists of different lengths, and
     numbers out of range.
@@ -141,7 +144,7 @@ def read_samples(
         for row in np.flatnonzero(wrong)[:1].tolist():
             (given,) = got[row : row + 1].tolist()
             raise ClipError(
-                f"samples {problem}, in row {row}",
+                f"samples {problem}, in row {row if table_row is None else table_row[row]}",
                 episode=names.keys[int(episode[row])].as_py(),
                 expected=expected(row),
                 got=repr_of(given, 100) if isinstance(given, (str, list)) else given,

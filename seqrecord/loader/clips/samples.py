@@ -111,6 +111,7 @@ class Samples:
     columns: Mapping[str, Column] = field(default_factory=dict)
     listed: IntArray | None = None  # row of a user's table, of each row of the first table
     episode_order: IntArray | None = None  # … of each episode, if a user's table has no starts
+    segment: IntArray | None = None  # row of a table of segments, of each row in `listed`
 
     @classmethod
     def of(
@@ -257,6 +258,13 @@ class Samples:
         row = self.keys.row
         return row if self.listed is None else self.listed[row]
 
+    def rows_in_table(self, clips: ClipKeys) -> IntArray:
+        """Rows of clips in the user's table, or in the first one, for errors; int64 [n]."""
+        if self.episode_order is not None:
+            return self.episode_order[clips.episode]
+        row = clips.row if self.listed is None else self.listed[clips.row]
+        return row if self.segment is None else self.segment[row]
+
     def values(self, name: str, clips: ClipKeys) -> npt.NDArray[Any] | list[str]:
         """Values of a column for clips: an array [n, …], or texts."""
         column = self.columns[name]
@@ -290,7 +298,8 @@ class Samples:
         part = replace(part, samples=part.first_sample - first)
         columns = {name: shifted(column) for name, column in self.columns.items()}
         episodes = self.episodes.from_row(first // COPIES)
-        return replace(self, clips=part, episodes=episodes, columns=columns)
+        listed = None if self.listed is None else self.listed[first // COPIES :]
+        return replace(self, clips=part, episodes=episodes, columns=columns, listed=listed)
 
     def every(self, stride: int, phase: int = 0) -> Samples:
         """The samples that start at `phase` plus a multiple of `stride`."""

@@ -65,9 +65,9 @@ def clips_in_segments(
     names: EpisodeNames,
     reaches: IntArray,
     stride: int,
-) -> tuple[dict[str, pa.Array], IntArray, int]:
-    """A table with a row for each clip, the end of each clip's segment, int64[n], and the number of
-    segments without a clip.
+) -> tuple[dict[str, pa.Array], IntArray, IntArray]:
+    """A table with a row for each clip; and for each clip the end and the row of its segment,
+    int64[n] each. Rows ascend.
 
     Arguments as for `read_samples`. Raises `ClipError` for a segment outside its episode, and if
     none has a clip.
@@ -97,4 +97,4 @@ def clips_in_segments(
     number = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     clips = {name: column.take(pa.array(row)) for name, column in columns.items()}
     clips["start"] = pa.array(first_start[row] + number * stride)
-    return clips, stop[row], int((count == 0).sum())
+    return clips, stop[row], row

@@ -332,7 +332,7 @@ class _Columns:
 def _place(samples: Samples, place: int) -> str:
     """The row of a table, and its episode and start, for messages."""
     part = samples.take(np.array([place]))
-    row = int(part.rows_listed[0])
+    row = int(part.rows_in_table(part.keys)[0])
     return f"in row {row}: episode {part['episode'][0]!r}, start {int(part['start'][0])}"
 
 

@@ -83,13 +83,15 @@ def _of_segments(
     if "dilation" in columns:
         dilations = np.unique(columns["dilation"]).tolist()
     reaches = find_windows(options, dataset, selected, dilations=dilations).extents(selected)
-    stride = options.stride or 1
-    clips, stops, num_short = clips_in_segments(columns, _names(dataset), reaches, stride)
-    if num_short:
-        place, count = shown_place(dataset.url), len(columns["episode"])
+    names, count = _names(dataset), len(columns["episode"])
+    clips, stops, segment = clips_in_segments(columns, names, reaches, options.stride or 1)
+    if num_short := count - len(distinct(segment)):
+        place = shown_place(dataset.url)
         warn_once(f"{place}: {num_short:,} of {count:,} segments are shorter than a clip")
-    starts, num_rows = replace(options, stride=1), len(columns["episode"])
-    return _of_starts(starts, dataset, selected, clips, num_rows, stops)
+    starts = replace(options, stride=1)
+    episodes, samples = _of_starts(starts, dataset, selected, clips, segment, stops)
+    episodes = replace(episodes, num_rows=count)
+    return episodes, replace(samples, episodes=episodes, segment=segment)
 
 
 def _of_starts(
@@ -97,17 +99,20 @@ def _of_starts(
     dataset: Dataset,
     selected: IntArray,
     columns: Mapping[str, pa.Array],
-    num_rows: int | None = None,
+    table_row: IntArray | None = None,
     stops: IntArray | None = None,
 ) -> tuple[SelectedEpisodes, Samples]:
-    """The samples of a table of starts that lack no feature; of segments with their number
-    `num_rows`, and the `stops` that each clip's frames must be before, int64[n].
+    """The samples of a table of starts that lack no feature.
+
+    `table_row` is as for `read_samples`. The frames of each clip must be before the `stops` of
+    segments, int64[n].
     """
     spec, dilations = options.spec, None
     if "dilation" in columns:
         dilations = np.unique(columns["dilation"]).tolist()
     windows = find_windows(options, dataset, selected, dilations=dilations)
-    episode, start, own = read_samples(columns, _names(dataset), windows.extents(selected))
+    reaches = windows.extents(selected)
+    episode, start, own = read_samples(columns, _names(dataset), reaches, table_row)
     mine = np.isin(episode, selected)
     selected = distinct(episode[mine])
     whole = np.zeros(len(episode), np.bool_)
@@ -121,7 +126,7 @@ def _of_starts(
     row = row[np.lexsort((start[row], episode[row]))]  # the order of `Samples.of`
     own = {name: taken(column, row) for name, column in own.items()}
     none = empty_clips(spec, selected, num_incomplete=lacking)
-    num_rows, stops = num_rows or len(episode), None if stops is None else stops[row]
+    num_rows, stops = len(episode), None if stops is None else stops[row]
     episodes = SelectedEpisodes(dataset, windows, selected, num_rows=num_rows, stops=stops)
     samples = Samples.of(none, episodes, episode[row], start[row], own, row)
     return episodes, samples

@@ -400,9 +400,8 @@ def _integers(
 def _anchor_error(
     problem: str, clips: ClipKeys, frames: ClipFrames, place: int, expected: str, got: object
 ) -> ClipError:
-    row = int(clips.row[place])
-    if frames.samples is not None and frames.samples.listed is not None:
-        row = int(frames.samples.listed[row])
+    assert frames.samples is not None, "samples with the anchor's column"
+    row = int(frames.samples.rows_in_table(clips)[place])
     return ClipError(
         f"{problem}, in row {row}", frame=int(clips.start[place]), expected=expected, got=got
     )
@@ -647,9 +646,8 @@ class SampleValues(Protocol):
     def own(self) -> Sequence[str]:
         """Names of the columns in batches."""
 
-    @property
-    def listed(self) -> IntArray | None:
-        """The row of a user's table for each row of the first table."""
+    def rows_in_table(self, clips: ClipKeys, /) -> IntArray:
+        """Rows of clips in the user's table, or in the first one, for errors; int64[n]."""
 
     def values(self, name: str, clips: ClipKeys, /) -> npt.NDArray[Any] | list[str]:
         """Values of a column for clips: an array [n, …], or texts."""
