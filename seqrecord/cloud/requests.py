@@ -24,7 +24,7 @@ Request = tuple[ByteRange, list[memoryview]]
 
 
 class Version(NamedTuple):
-    """What an answer of a server says about the version of its file; `None` where it is silent.
+    """The version of a file by the headers of a server's answer; `None` for a missing header.
 
     `tag` and `modified` are the headers `ETag` and `Last-Modified` (RFC 9110, 8.8), `size` is in
     bytes.
@@ -55,7 +55,7 @@ class Version(NamedTuple):
         return self.tag.removeprefix("W/") != other.tag.removeprefix("W/")
 
     def completed(self, other: Version) -> Version:
-        """This version, with what only the other answer says."""
+        """This version, with the headers that only the other answer has."""
         return Version(
             self.tag if self.tag is not None else other.tag,
             self.modified if self.modified is not None else other.modified,
@@ -94,7 +94,7 @@ class FsspecReader:
         return self._current(path)
 
     def _current(self, path: str) -> tuple[int, Version]:
-        """Like `size_and_version`, but later reads still accept the version known so far only."""
+        """Like `size_and_version`, but later reads accept the earlier version only."""
         try:
             return self._size_and_version(path)
         except NotFoundError:
@@ -154,7 +154,7 @@ class FsspecReader:
         return data
 
     def _size_read(self, path: str, size: int, got: int) -> int:
-        """Size of a file of which an answer had `got` bytes, and whose size was `size` before."""
+        """A file's size, `size` before an answer with `got` bytes."""
         version = self._versions.get(self.full(path), Version())
         if version.size is not None:
             return version.size

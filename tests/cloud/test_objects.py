@@ -374,7 +374,7 @@ def test_the_first_evidence_of_a_version_counts() -> None:
 
 
 def test_a_cut_answer_and_a_server_that_is_busy_keep_the_version(tmp_path: Path) -> None:
-    """The size is asked after a cut answer. If that fails, the retry has the known version."""
+    """The size is asked after a cut answer. If that fails, the retry has the version of before."""
     (tmp_path / "a").write_bytes(DATA)
     with (
         WebFolder(tmp_path) as server,

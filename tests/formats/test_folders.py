@@ -962,27 +962,6 @@ def test_a_broken_episode_is_skipped(tmp_path: Path) -> None:
     assert left_out["*/camera.json"] == "camera file: not fx, fy, cx, cy or a camera matrix"
 
 
-@pytest.mark.usefixtures("users_boundary")
-def test_an_unexpected_error_of_a_camera_file_is_in_the_inventory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in "ab":
-        _touch(tmp_path / "src" / name / "rgb", *numbered(5))
-        texts(tmp_path / "src" / name, **{"metadata.json": '{"task": "pick"}'})
-    texts(tmp_path / "src" / "b", **{"K.txt": CAMERAS["K.txt"]})
-
-    def fail(*_: Any) -> Any:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("seqrecord.formats.sources.folders.rows.camera_of_matrix", fail)
-    report = seqrecord.convert(FolderSource(tmp_path / "src"), tmp_path / "records", workers=1)
-    [camera_file] = report.inventory.left_out
-    assert camera_file.pattern == "*/K.txt"
-    assert "camera file: cannot be read (ZeroDivisionError" in camera_file.reason
-    with seqrecord.open(tmp_path / "records") as dataset:
-        assert [episode.metadata["task"] for episode in dataset.episodes.values()] == ["pick"] * 2
-
-
 def test_no_note_about_a_unit_passed_as_argument(tmp_path: Path) -> None:
     _touch(tmp_path / "in" / "run" / "rgb", *numbered(2))
     (tmp_path / "in" / "run" / "depth").mkdir()

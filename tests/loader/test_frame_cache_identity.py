@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from tests.kit.datasets import write_dataset
 from tests.kit.faults import CountingStorage
 from tests.kit.frame_files import damage as change_byte
 from tests.kit.frame_files import frame_files, slots_start
-from tests.kit.services.local_server import Handler
 from tests.kit.services.web_server import WebFolder
 from tests.kit.tiny import RecordParts, change_record
 
@@ -192,20 +191,10 @@ def save(folder: Path, number: int, image: int) -> None:
 
 
 @pytest.mark.parametrize("tag", ["strong", "weak", "none"])
-def test_raw_pages_of_a_web_server(
-    tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_raw_pages_of_a_web_server(tag: str, tmp_path: Path) -> None:
     """Their identity is the e-tag of the record file; without one they are not kept."""
-    send = Handler.send_range
-
-    def send_range(self: Handler, data: bytes, headers: Mapping[str, str] = {}) -> int:
-        others = {name: value for name, value in headers.items() if name != "ETag"}
-        weak = {"ETag": f"W/{headers['ETag']}"} if tag == "weak" else {}
-        return send(self, data, headers if tag == "strong" else {**others, **weak})
-
-    monkeypatch.setattr(Handler, "send_range", send_range)
     cache, some = tmp_path / "cache", {"resize": SIZE}
-    with WebFolder(tmp_path) as server:
+    with WebFolder(tmp_path, sends=(tag, "time", "total")) as server:
         for turn in range(2):
             path = write(tmp_path / "a", rows_of("0120"[turn:]), 4, codecs={"image": "raw"})
             expected = frames(path, None, **some)

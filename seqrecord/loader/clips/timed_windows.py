@@ -125,7 +125,7 @@ def offsets_and_times(
 def _with_few_values(needed: dict[str, IntArray]) -> dict[str, IntArray]:
     """The numbers of frames, int64[n, 2] each; with many different rows, up to a sixteenth larger.
 
-    Clips are enumerated once for each different row, and those of uneven episodes may all differ.
+    Clips are enumerated once for each different row, and rows of uneven episodes may all differ.
     """
     if _row_numbers(*needed.values()).max(initial=0) < _MOST_RATES:
         return needed

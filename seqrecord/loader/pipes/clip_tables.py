@@ -102,7 +102,7 @@ def _of_starts(
     table_row: IntArray | None = None,
     stops: IntArray | None = None,
 ) -> tuple[SelectedEpisodes, Samples]:
-    """The samples of a table of starts that lack no feature.
+    """A table's samples (starts) that lack no feature.
 
     `table_row` is as for `read_samples`. The frames of each clip must be before the `stops` of
     segments, int64[n].

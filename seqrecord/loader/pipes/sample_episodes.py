@@ -39,7 +39,7 @@ class SelectedEpisodes:
         selected: rows of the selected episodes, int64[n]. Values of their features are read once.
         excerpts: the used frames of each episode, if samples are lists of frames.
         num_rows: the rows of the user's table; `None` without one.
-        stops: the end of the segment of each sample, int64[samples], if a table has segments.
+        stops: each sample's segment's end, int64[samples], if a table has segments.
     """
 
     dataset: Dataset

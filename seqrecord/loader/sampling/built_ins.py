@@ -72,7 +72,7 @@ class PerEpisode:
 
 
 def _with_stride_of(table: ClipTable, clips: ClipTable) -> ClipTable:
-    """Clips of a part of a table, of which `every` has changed the stride, as runs of the table.
+    """Clips that `every` selected from a part of a table, as runs of the table.
 
     Episodes may have other strides and phases, and a table has one: these clips are single runs.
     """
