@@ -712,6 +712,7 @@ def test_episodes_have_the_clips_of_their_own_rate(
     assert sorted(clips_of(samples=seqrecord.samples.inside("part"))) == sorted(whole)
 
 
+@pytest.mark.slow
 def test_episodes_that_all_have_other_rates(tmp_path: Path) -> None:
     """More than are enumerated one by one: clips near the ends may be left out, a sixteenth."""
     steps, features = np.linspace(0.02, 0.22, 400), {"time": {"kind": "timestamp", "unit": "s"}}
