@@ -88,28 +88,27 @@ class HttpFiles:
     def info(self, path: str) -> dict[str, Any]:
         try:
             with self._ask("HEAD", path, {"Accept-Encoding": "identity"}) as answer:
-                length, headers = answer.headers.get("Content-Length", ""), answer.headers
+                size, headers = _number(answer.headers.get("Content-Length", "")), answer.headers
         except HTTPError as error:
             if error.status not in (405, 501):
                 raise
-            length, headers = "", {}
-        if not length.isdecimal():
-            length, headers = self._size_of_range(path)
-        size = int(length) if length.isdecimal() else None
+            size, headers = None, {}
+        if size is None:
+            size, headers = self._size_of_range(path)
         return {"size": size, "file_version": _version(headers, size)}
 
-    def _size_of_range(self, path: str) -> tuple[str, Mapping[str, str]]:
-        """Length of a file and headers, from the response to a request for its first byte."""
+    def _size_of_range(self, path: str) -> tuple[int | None, Mapping[str, str]]:
+        """Size of a file and headers, from the response to a request for its first byte."""
         try:
             with self._ask("GET", path, {"Range": "bytes=0-0"}) as answer:
                 headers = answer.headers
                 if answer.status == 200:  # without ranges
-                    return headers.get("Content-Length", ""), headers
+                    return _number(headers.get("Content-Length", "")), headers
         except HTTPError as error:
             if error.status != 416:  # of an empty file: `Content-Range: bytes */0`
                 raise
             headers = error.headers
-        return headers.get("Content-Range", "").rpartition("/")[2], headers
+        return _total(headers), headers
 
     def cat_file(self, path: str, start: int, end: int) -> bytearray:
         """Read a range; empty if the response has another range."""
@@ -172,8 +171,11 @@ def _replaced(file: str) -> StorageError:
 
 def _total(headers: Mapping[str, str]) -> int | None:
     """The size of a whole file in `Content-Range`; `None` for `*` or without the header."""
-    total = headers.get("Content-Range", "").rpartition("/")[2].strip()
-    return int(total) if total.isdecimal() else None
+    return _number(headers.get("Content-Range", "").rpartition("/")[2].strip())
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
 
 
 def _version(headers: Mapping[str, str], size: int | None) -> Version:

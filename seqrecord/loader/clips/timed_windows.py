@@ -177,7 +177,6 @@ class Timestamps:
         self.unit = spec.unit or "s, as the unit is unknown"
         self._place = timestamp_features(schema).index(feature)
         self._selected = selected
-        self._has_steps = dataset.contents.index.num_frames[selected] > 1
         self._read: dict[int, npt.NDArray[np.float64]] = {}
         self._read_bytes = 0
         time_spans = self._time_spans
@@ -201,8 +200,7 @@ class Timestamps:
             )
 
     def __getstate__(self) -> dict[str, Any]:  # without the cache
-        none = {"_selected": self._selected[:0], "_has_steps": self._has_steps[:0]}
-        return {**self.__dict__, "_read": {}, "_read_bytes": 0, **none}
+        return {**self.__dict__, "_read": {}, "_read_bytes": 0, "_selected": self._selected[:0]}
 
     def window(self, seconds: Seconds, before: list[int], after: list[int]) -> TimedWindow:
         """Return the window for these times; for `before` and `after`, see `frames_needed`."""
@@ -288,6 +286,11 @@ class Timestamps:
             periods = 1 / self._dataset.contents.index.fps[self._selected]
         steps = np.where(self._has_steps, steps, periods)
         return np.where(np.isfinite(steps), steps, 0.0)
+
+    @property
+    def _has_steps(self) -> npt.NDArray[np.bool_]:
+        """Which of the selected episodes have more than one frame, bool [n]."""
+        return self._dataset.contents.index.num_frames[self._selected] > 1
 
     @property
     def _time_spans(self) -> EpisodeTimeSpans:

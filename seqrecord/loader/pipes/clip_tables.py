@@ -90,7 +90,7 @@ def _of_segments(
         warn_once(f"{place}: {num_short:,} of {count:,} segments are shorter than a clip")
     starts = replace(options, stride=1)
     episodes, samples = _of_starts(starts, dataset, selected, clips, segment, stops)
-    episodes = replace(episodes, num_rows=count)
+    episodes = replace(episodes, num_rows=count, stops=stops[samples.rows_listed])
     return episodes, replace(samples, episodes=episodes, segment=segment)
 
 
@@ -123,11 +123,9 @@ def _of_starts(
         complete = enumerate_windows(windows, dataset, selected, spec, [dilation])
         whole[rows] |= complete.has(episode[rows], start[rows])
     row, lacking = np.flatnonzero(whole), int((mine & ~whole).sum())
-    row = row[np.lexsort((start[row], episode[row]))]  # the order of `Samples.of`
     own = {name: taken(column, row) for name, column in own.items()}
     none = empty_clips(spec, selected, num_incomplete=lacking)
-    num_rows, stops = len(episode), None if stops is None else stops[row]
-    episodes = SelectedEpisodes(dataset, windows, selected, num_rows=num_rows, stops=stops)
+    episodes = SelectedEpisodes(dataset, windows, selected, num_rows=len(episode))
     samples = Samples.of(none, episodes, episode[row], start[row], own, row)
     return episodes, samples
 
