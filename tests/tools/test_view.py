@@ -425,6 +425,10 @@ def test_quality_tables(tmp_path: Path) -> None:
         pq.write_table(pa.table(part), tmp_path / "part.parquet")
         with pytest.raises(ClipError, match=problem):
             view_quality(tmp_path / "part.parquet")
+    numbered = {"episode_index": [0, 1], "rank": [1, 2], "still": [0.5, 1.0]}
+    pq.write_table(pa.table(numbered), tmp_path / "part.parquet")
+    with pytest.raises(ClipError, match="expected: columns `episode` and `rank`"):
+        view_quality(tmp_path / "part.parquet")
     run("view", path, "--quality", "--features", "jerk", "-o", image)
     assert image.exists()
     wrong = ("--rerun", "--start 1", "key", "--storage-option a=b", "--save x.rrd")

@@ -31,7 +31,7 @@ def view_quality(path: str | PathLike[str], columns: Sequence[str] | None = None
     from seqrecord.tools.viewer.sheet import Strip, draw_sheet  # imports matplotlib
 
     table = table_columns(Path(path))
-    if "rank" not in table:
+    if not {"episode", "rank"} <= table.keys():
         raise ClipError(
             "not a table of `seqrecord doctor --quality`",
             file=str(path),
