@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import multiprocessing
 import pydoc
 import re
@@ -25,6 +26,7 @@ import seqrecord
 import seqrecord.storage
 from seqrecord import LoaderOptions
 from seqrecord.cli import main
+from seqrecord.store.feature_kinds import KINDS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "seqrecord"
@@ -144,6 +146,28 @@ def test_tests_named_in_the_table_exist() -> None:
         assert names, number
 
 
+# The format
+
+FORMAT = (ROOT / "docs/format.md").read_text("utf-8")
+
+
+def test_keys_of_a_manifest(tmp_path: Path) -> None:
+    """Of a plain dataset: all that docs/format.md has, but for those that may be missing."""
+    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer, writer.episode("a") as episode:
+        episode.append({"action": np.zeros(2)})
+    section = FORMAT.partition("\n## Manifest\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    keys = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    [optional] = re.findall(r"exactly these keys; (.*?) alone may be missing", section)
+    manifest = json.loads((tmp_path / "records/manifest.json").read_text("utf-8"))
+    assert manifest.keys() == keys - {*re.findall(r"`(\w+)`", optional)}
+
+
+def test_usual_kinds() -> None:
+    [kinds] = re.findall(r"The usual kinds are (.*?);", FORMAT)
+    assert sorted(re.findall(r"`(\w+)`", kinds)) == sorted(KINDS)
+
+
 # Public names: of the root and of its public modules, all described in docs/reference
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -199,6 +223,10 @@ def test_public_names() -> None:
         else:
             assert f"seqrecord.{name}" in DESCRIBED
     assert {f"seqrecord.types.{name}" for name in seqrecord.types.__all__} <= DESCRIBED
+    for module in ("edit", "export", "lerobot", "samples", "sources", "statistics", "viewer"):
+        names = importlib.import_module(f"seqrecord.{module}").__all__
+        for name in (name for name in names if not name.isupper()):
+            assert {f"seqrecord.{name}", f"seqrecord.{module}.{name}"} & DESCRIBED, name
     for path in ("seqrecord.Reader", "seqrecord.types.storage"):
         with pytest.raises(AttributeError, match=f"no attribute '{path.rpartition('.')[2]}'"):
             public_object(path)
