@@ -31,6 +31,7 @@ from tests.formats.all_cases import made
 from tests.formats.camera_originals import ORIGINALS
 from tests.formats.format_cases import sequences
 from tests.kit.command_line import main
+from tests.kit.lerobot_language_data import annotate
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.processes import free_port, run_python
 from tests.loader.rank_jobs import finish, start
@@ -290,6 +291,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     unpack(folder, "lerobot_v3").rename(folder / "lerobot")
     for name in CAMERAS:
         with_video(folder / "lerobot", (5, 3, 7), name)
+    annotate(folder / "lerobot")
     for name, original in {"tartanair": "tartanair", "scene": "colmap", "drive": "bag"}.items():
         place = found[f"{name} cameras"] = folder / f"{name} cameras"
         ORIGINALS[original].write(folder / f"{name} original")
