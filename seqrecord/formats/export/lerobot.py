@@ -120,11 +120,10 @@ def to_lerobot(
         storage_options: for the filesystem that serves the dataset's URL.
 
     Raises `DestinationError` for a folder that is not empty, `SchemaError` for a feature that
-    LeRobot does not support (bytes, complex numbers, varying shapes, reserved names, values of
-    texts) and for an
-    unknown, repeated or reserved name in `rename`, and
-    `ClipError` for an episode with frames that lack a feature, or without a frame rate, and
-    `CodecError` for an invalid `video`.
+    LeRobot does not support (bytes, bfloat16, complex numbers, varying shapes, reserved names,
+    values of texts) and for an unknown, repeated or reserved name in `rename`, `ClipError` for an
+    episode with frames that lack a feature, or without a frame rate, and `CodecError` for an
+    invalid `video`.
 
     Example:
         from seqrecord import export

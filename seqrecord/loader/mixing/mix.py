@@ -107,9 +107,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             (default): each source's number of clips; "frames": the number of frames in its selected
             episodes; "equal": 1. Weights are rounded to integer ratios with a sum of at most
             65,536; `shares` has the result. By epoch: `{0: {"old": 0.9, "new": 0.1}, 10: "equal"}`,
-            each from an epoch on, or a pure function of the epoch, which every process calls for
-            epochs 0 to the current one; their sum is at most 1,024. Each source continues where the
-            last epoch ended.
+            each from an epoch on, or a pure function of the epoch, below 65,536, which every
+            process calls for epochs 0 to the current one; their sum is at most 1,024. Each source
+            continues where the last epoch ended.
         alpha: power of the sizes "clips" or "frames", of 0 (equal weights) to 1 (default): with 0.5
             a source of 100 times the size has 10 times the weight.
         repeat: how often each clip of a source comes in an epoch on average, as in MosaicML's
@@ -123,9 +123,10 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             would begin again, but after at least one batch. "all_exhausted": when every source has
             returned its last clip. An integer: number of batches on each rank. The clips of the
             first epoch of each source determine the length.
-        batch_size: clips of a batch, at least 1; or a `Budget`, as in `SeqRecordIterableDataset`,
-            if all sources have the same drawn `clip_len`, for batches of several sources and
-            epochs without an integer `stopping_strategy`.
+        batch_size: clips of a batch, at least 1; or a `Budget`, as in `SeqRecordIterableDataset`:
+            if all clips of all sources have one cost; or if all sources have the same drawn
+            `clip_len`, for batches of several sources and epochs without an integer
+            `stopping_strategy`.
         features: "union" (default) or "intersection" of the sources' features. In a union, a
             feature is 0 for clips whose source lacks it, and `<feature>_is_missing`, bool [batch],
             marks them; single-source batches have the features of their source. Features outside an

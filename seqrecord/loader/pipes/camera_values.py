@@ -73,8 +73,8 @@ class Camera:
         recenter: the offset that is subtracted from the positions of a clip, of all its cameras.
             "large" (default): the multiples of 8192 m that are nearest to the clip's first known
             position. They are 0 within 4096 m of the origin; beyond, float32 would round positions
-            to millimetres and more. "first": the clip's first known position. `None`: none. The
-            column `camera_offset` has it.
+            to millimetres and more. "first": the clip's first known position. The column
+            `camera_offset` has it. `None`: none, and no such column.
         poses: features with the poses of images, by image, for datasets whose metadata does not
             tell. An image without poses by its metadata that is not named here has none. Features
             named here get columns even if they are no images, for example depth maps.

@@ -159,25 +159,25 @@ class EpochStream:
     def stats(self) -> dict[str, Any]:
         """Return statistics of the last iteration of this process.
 
-        - Work: `bytes_read`; `frames_decoded`, without frames kept from earlier iterations;
-          `frames_from_cache`, frames with features read from `frame_cache`; `frames_mapped`,
-          copies from mapped files, for each feature;
-          `video_frames_decoded`, including reference frames; `clips`; `batches`; `device_bytes`,
-          copied to a device; `peak_buffer_bytes`, the greatest size of decoded frames; `loads` of
-          chunks, and `loads_throttled` by memory; `requests`, `retries` and other counts of the
-          storage.
+        - Work: `bytes_read`; `bytes_from_chunk_store`, from memory in place of a remote storage;
+          `frames_decoded`, without frames kept from earlier iterations; `frames_from_cache`, frames
+          with features read from `frame_cache`; `frames_mapped`, copies from mapped files, for each
+          feature; `video_frames_decoded`, including reference frames; `clips`; `batches`;
+          `device_bytes`, copied to a device; `loads` of chunks, and `loads_throttled` by memory;
+          `requests`, `retries` and other counts of the storage; `num_interleaved`, the places from
+          which clips are mixed.
         - Time: seconds of work and waiting in each stage, for decoding also by feature;
-          `epoch_seconds`, from the first `next` on; `waiting_percent` of it in
-          which the training waited for batches, including the first one; and the `bottleneck`, as
-          text.
-        - Memory: `memory_limit`, of a process without workers, in bytes; `planned_bytes`, which
-          the plan may need; `private_bytes`, these without frames in mapped files;
-          `features_resident`,
-          features whose frames are kept in memory for later epochs; `features_redecoded`, features
-          decoded anew in every epoch.
+          `epoch_seconds`, from the first `next` on; `waiting_percent` of it in which the training
+          waited for batches, including the first one; and the `bottleneck`, as text.
+        - Memory, in bytes: `memory_limit`, of a process without workers; `planned_bytes`, which the
+          plan may need; `private_bytes`, these without frames in mapped files; the greatest sizes
+          `peak_buffer_bytes`, of decoded frames, and `peak_chunk_store_bytes`, of the remote
+          storage's bytes.
+        - Frames in memory: `features_resident`, features whose frames are kept for later epochs;
+          `features_redecoded`, features decoded anew in every epoch.
         - Skipped clips: `episodes_too_short`; `clips_incomplete`, with a frame that lacks a
           feature; `clips_outside`, with a window beyond the episode; `clips_dropped` by
-          `last_batch="drop"`.
+          `last_batch="drop"`; with a `Budget` that clips differ in, `clips_too_large`.
         - Windows by timestamps: `times_without_frame`, times without a frame nearby.
         - Duplicates: `duplicate_clips`, also returned by another rank or worker (see
           `last_batch`).

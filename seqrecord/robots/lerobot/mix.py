@@ -64,6 +64,8 @@ class LeRobotMixDataset(PlannedDataset):
         image_transforms: function called with each image.
         delta_timestamps: windows in seconds by feature.
         return_uint8: keep images as uint8; default: float32 in [0, 1].
+        tolerance_s: seconds by which `delta_timestamps` may be off the steps of `meta.fps`.
+        depth_output_unit: "mm" (default) or "m": the unit of depth in items and `meta`.
         cache_limit: memory of each process for decoded frames of items by number, of each source.
         stopping_strategy: end of an epoch; see `SeqRecordMix`. Default: that of the mix.
         deploy: name of the source whose statistics `meta.stats` has, and to whose values the
