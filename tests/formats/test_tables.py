@@ -268,6 +268,14 @@ def test_numbers_of_merged_originals_are_ambiguous(tmp_path: Path) -> None:
         frames_of(tmp_path / "r", {"episode_index": [0], "v": [1]})
 
 
+@pytest.mark.parametrize("number", [1 << 63, -(10**30)])
+def test_numbers_that_are_not_lerobots(tmp_path: Path, number: int) -> None:
+    """An entry of one's own, which no table can name."""
+    write_numbered(tmp_path / "r", {"x": number, "y": 0})
+    with pytest.raises(JoinError, match=r"episode_index is ambiguous"):
+        frames_of(tmp_path / "r", {"episode_index": [0], "v": [1]})
+
+
 # Errors
 
 PLACE = {"episode": ["a", "b"], "frame": [1, 2]}

@@ -61,7 +61,7 @@ class EpisodeNames:
         if not pc.any(pc.match_substring(self.metadata, '"episode_index"')).as_py():
             return None  # without parsing each entry
         numbers = [json.loads(text).get("episode_index") for text in self.metadata.to_pylist()]
-        original_numbers = [number for number in numbers if type(number) is int]
+        original_numbers = [n for n in numbers if type(n) is int and n.bit_length() < 64]
         if not original_numbers:
             return None
         if len({*original_numbers}) < len(numbers):
