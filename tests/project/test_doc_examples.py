@@ -147,6 +147,11 @@ PAGES = [
         "docs/cameras.md",
         {f"{name}-records": f"{name} cameras" for name in ("tartanair", "scene", "drive")},
     ),
+    Page(
+        "docs/scenes.md",
+        {"scene-records": "scene cameras"},
+        instead={"(384, 512)": "(64, 80)", "clip_len=8": "clip_len=4"},
+    ),
     Page("docs/rgbd.md", has_torch=False),
     Page(
         "docs/lerobot-training.md",
