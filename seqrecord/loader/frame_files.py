@@ -455,21 +455,27 @@ class _Tables:
         return file if (file.slot_bytes, file.size) == (self._slot_bytes, size) else None
 
     def _read_table(self, file: _FrameFile, fd: int) -> None:
-        """Read the new entries of a table: at first the whole table."""
-        start = _BLOCK + file.num_chunks * _CHUNK.size
-        count = file.max_chunks - file.num_chunks
-        data = np.zeros(count * _CHUNK.size, np.uint8)
-        if file.num_chunks:  # entries that other processes have appended
-            data = data[:_BLOCK]
-        _fill(fd, data.data, start)
-        [numbers] = data.reshape(-1, _CHUNK.size).any(axis=1).nonzero()
-        num_entries = int(numbers[-1]) + 1 if len(numbers) else 0
-        for entry in data[: num_entries * _CHUNK.size].reshape(-1, _CHUNK.size):
-            identity, first_slot, num_slots, checksum = _CHUNK.unpack(entry.data)
-            if self._checksum(file.num_chunks, entry[:-4].data) == checksum:
-                self._note(file, identity, self._spot(file, identity, first_slot, num_slots))
-            else:
-                file.num_chunks, file.is_damaged = file.num_chunks + 1, True
+        """Read the new entries of a table, all of them: the next one is appended behind the last.
+
+        At first the whole table, in which entries may be lost; then a block at a time.
+        """
+        is_full = True
+        while is_full:
+            count = file.max_chunks - file.num_chunks
+            if file.num_chunks:  # entries that other processes have appended
+                count = min(count, _BLOCK // _CHUNK.size)
+            data = np.zeros(count * _CHUNK.size, np.uint8)
+            _fill(fd, data.data, _BLOCK + file.num_chunks * _CHUNK.size)
+            entries = data.reshape(count, _CHUNK.size)
+            [numbers] = entries.any(axis=1).nonzero()
+            num_entries = int(numbers[-1]) + 1 if len(numbers) else 0
+            is_full = 0 < count == num_entries
+            for entry in entries[:num_entries]:
+                identity, first_slot, num_slots, checksum = _CHUNK.unpack(entry.data)
+                if self._checksum(file.num_chunks, entry[:-4].data) == checksum:
+                    self._note(file, identity, self._spot(file, identity, first_slot, num_slots))
+                else:
+                    file.num_chunks, file.is_damaged = file.num_chunks + 1, True
 
     def _note(self, file: _FrameFile, identity: bytes, spot: _Spot) -> None:
         file.num_chunks += 1

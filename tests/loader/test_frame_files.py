@@ -8,15 +8,22 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
-from seqrecord import FrameCache, HorizontalFlip, RandomCrop, SeqRecordPipe
+from seqrecord import (
+    FrameCache,
+    HorizontalFlip,
+    RandomCrop,
+    SeqRecordMapDataset,
+    SeqRecordPipe,
+)
 from seqrecord.errors import StorageError
 from tests.cloud.test_cache import locked
 from tests.kit.datasets import columns, noise, write_dataset
@@ -137,6 +144,28 @@ def test_processes_fill_it_together_within_the_limit(limit: int, tmp_path: Path)
     rows, count = read(path, cache, limit)
     assert rows == expected[path]
     assert count > 0
+
+
+def test_many_chunks_that_others_added_meanwhile(tmp_path: Path) -> None:
+    """More than some blocks of the table have: no frame takes the place of another."""
+    path, cache, count = tmp_path / "records", tmp_path / "cache", 300
+    images = noise(count, 80, 80, 3)
+    episodes = {f"e{number:03}": columns(left=images[number, None]) for number in range(count)}
+    write_dataset(path, episodes, chunk_frames=1, codecs={"left": "png"})
+
+    def make() -> SeqRecordMapDataset:
+        return SeqRecordMapDataset(path, clip_len=1, frame_cache=FrameCache(cache, "1GiB"))
+
+    def wrong(clips: SeqRecordMapDataset, numbers: Iterable[int] = range(count)) -> list[int]:
+        return [n for n in numbers if not np.array_equal(clips[n]["left"][0], images[n])]
+
+    slow, fast, mapped = make(), make(), make()
+    assert wrong(slow, [0]) == wrong(fast) == wrong(mapped) == []
+    assert mapped.stats()["frames_mapped"] == count
+    assert wrong(slow, [299, 200, 250]) == wrong(mapped) == []
+    new = make()
+    assert wrong(new) == []
+    assert new.stats()["frames_from_cache"] == count
 
 
 def own_bytes() -> int:
