@@ -310,8 +310,9 @@ class FrameFiles:
             if spot is None:
                 with self._lock.get():
                     spot = self._claim(entry, tables, usage)
-            fd = open_entry(spot.file.path, WRITE)
-            if fd is None or spot.num_slots != entry.num_slots:
+            if spot.num_slots != entry.num_slots:
+                return
+            if (fd := open_entry(spot.file.path, WRITE)) is None:  # evicted
                 return
             try:
                 with _counting(usage, fd):

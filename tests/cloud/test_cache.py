@@ -598,6 +598,26 @@ def test_disk_failures_are_bypassed(
     _check_sound(cached.cache.parent)
 
 
+def test_the_size_cannot_be_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk that copies on write: it is counted again, and entries are added."""
+    cached, open_files, works = Cached(tmp_path), set(), os.pwrite
+
+    def pwrite(fd: int, data: Any, offset: int) -> int:
+        name = Path(f"/proc/self/fd/{fd}").readlink().name
+        if name == "taken" and not bytes(data).startswith(b"unknown"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return works(fd, data, offset)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", pwrite)
+        for start in range(0, 1_000_000, 200_000):
+            assert [cached.check(start, start + 1000) for _ in "ab"] == [SLOT, 0]
+            open_files.add(len(list(Path("/proc/self/fd").iterdir())))
+    assert len(open_files) == 1
+    assert cached.count("failures") == 0
+    _check_sound(tmp_path)
+
+
 # Settings
 
 

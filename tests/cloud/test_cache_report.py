@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import shutil
@@ -116,6 +117,21 @@ def test_a_forked_child_does_not_keep_the_lock(
         assert cached.check(100_000, 110_000) == 0
         assert cached.count("busy") == 0
         assert child.is_running()
+
+
+def test_a_file_system_without_locks_is_bypassed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as Lustre: this is counted and logged once, and no file stays open."""
+    cached, open_files = Cached(tmp_path, pause=0.0), set()
+    fail_calls(monkeypatch, fcntl, "flock", errno.ENOSYS, below=tmp_path / "cache")
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        for start in range(0, 1_000_000, 200_000):
+            assert cached.check(start, start + 1000) == 5000
+            open_files.add(len(list(Path("/proc/self/fd").iterdir())))
+    assert len(open_files) == 1
+    assert cached.count("failures") >= 5
+    assert caplog.text.count("cannot be locked: Function not implemented") == 1
 
 
 # A read-only disk

@@ -382,7 +382,7 @@ def _locked(folder: Path, patience: float) -> Iterator[Usage]:
     end, wait = time.monotonic() + patience, _FIRST_WAIT
     fd = _open_usage_file(folder)
     try:
-        while not _try_lock(fd):
+        while not _try_lock(fd, folder):
             if time.monotonic() >= end:
                 raise CacheBusyError(
                     errno.EWOULDBLOCK, "locked by another process or thread", folder
@@ -396,10 +396,13 @@ def _locked(folder: Path, patience: float) -> Iterator[Usage]:
         usage = Usage(int(number) if is_known else 0, is_known)
         yield usage
         if usage.is_known:
-            os.pwrite(fd, f"{_boot()} {usage.bytes}".ljust(80).encode(), 0)
+            # Without the number, the size is counted again: the entry is right all the same.
+            with contextlib.suppress(OSError):
+                os.pwrite(fd, f"{_boot()} {usage.bytes}".ljust(80).encode(), 0)
     finally:
         # Before `close`: a forked child may have a copy of `fd`, which would keep the lock.
-        fcntl.flock(fd, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
@@ -482,9 +485,11 @@ def _boot() -> str:
         return "unknown"
 
 
-def _try_lock(fd: int) -> bool:
+def _try_lock(fd: int, folder: Path) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:  # a file system without locks, such as Lustre by default
+        raise CacheError(error.errno, f"cannot be locked: {error.strerror}", str(folder)) from error
     return True
