@@ -598,6 +598,22 @@ def test_disk_failures_are_bypassed(
     _check_sound(cached.cache.parent)
 
 
+def test_the_tag_is_safe_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that has entries after a power loss has its tag, else it would be refused."""
+    cached, works, synced = Cached(tmp_path), os.fsync, list[Any]()
+
+    def fsync(fd: int) -> None:
+        works(fd)
+        name = Path(f"/proc/self/fd/{fd}").readlink().name
+        synced.append((name, [path.name for path in cached.cache.iterdir()]))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    cached.check(0, 10_000)
+    assert synced == [(name, ["CACHEDIR.TAG"]) for name in ("CACHEDIR.TAG", "cache")]
+
+
 def test_the_size_cannot_be_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk that copies on write: it is counted again, and entries are added."""
     cached, open_files, works = Cached(tmp_path), set(), os.pwrite

@@ -44,7 +44,9 @@ import numpy.typing as npt
 
 from seqrecord.errors import LocationError
 from seqrecord.store.processes.forks import PerProcess
+from seqrecord.store.processes.system import sync
 from seqrecord.store.storage.base import MIN_CACHE_BYTES
+from seqrecord.store.storage.local_upload import sync_folder
 from seqrecord.store.storage.open_files import with_descriptor
 from seqrecord.store.text import repr_of
 
@@ -457,8 +459,12 @@ def _write_tag(folder: Path) -> None:
     fd = with_descriptor(lambda: os.open(folder / _TAG, flags, 0o666))
     try:
         os.pwrite(fd, _TAG_TEXT.encode(), 0)
+        # A power loss must not leave entries without it: the folder would be refused. See
+        # tests/cloud/test_cache.py::test_the_tag_is_safe_before_anything_else.
+        sync(fd)
     finally:
         os.close(fd)
+    sync_folder(folder)
 
 
 def _open_usage_file(folder: Path) -> int:
