@@ -99,6 +99,26 @@ def test_credential_providers_and_sas_files(azurite: Azurite, blobs: str, tmp_pa
         storage.size("records/0")
 
 
+def test_an_expired_token_of_s3_is_renewed_for_a_size() -> None:
+    """Its answer to HEAD has status 400 and no body, so no reason."""
+    pytest.importorskip("botocore", reason="pip install boto3")
+    tokens: list[str] = []
+
+    def credential() -> dict[str, Any]:
+        tokens.append(f"T0KEN-{len(tokens)}")
+        keys = {"access_key_id": "AKID", "secret_access_key": "S3CRET"}
+        return {**keys, "token": tokens[-1], "expires_at": None}
+
+    reason = b"<Error><Code>ExpiredToken</Code></Error>"
+    answers = [answer(400), answer(400, reason), answer(200, length=7)]
+    with CannedServer(list(map(Canned, answers))) as server:
+        options = {"endpoint": f"http://{server.host}", "credential_provider": credential}
+        with closing(open_storage("s3://box/set", options)) as storage:
+            assert storage.size("a") == 7
+    assert tokens[0] in server.asked[0]
+    assert tokens[1] in server.asked[2]
+
+
 @pytest.mark.parametrize("place", CLOUDS, indirect=True)
 def test_an_expiring_credential_is_renewed_before_the_server_refuses_it(
     place: Place, request: pytest.FixtureRequest

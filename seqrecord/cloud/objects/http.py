@@ -90,7 +90,9 @@ class HttpFiles:
             with self._ask("HEAD", path, {"Accept-Encoding": "identity"}) as answer:
                 size, headers = _number(answer.headers.get("Content-Length", "")), answer.headers
         except HTTPError as error:
-            if error.status not in (405, 501):
+            # S3 answers 400 for an expired token or another region; the reason is in a body, which
+            # HEAD does not have.
+            if error.status not in (400, 405, 501):
                 raise
             size, headers = None, {}
         if size is None:
