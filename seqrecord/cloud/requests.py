@@ -135,7 +135,15 @@ class FsspecReader:
         byte_range, views = request
         shown, full = f"{self._shown}/{path}", self.full(path)
         data = self.clients.ask(shown, lambda fs: _cat(fs, full, byte_range.start, byte_range.stop))
-        if len(data) != byte_range.length:
+        if len(data) > byte_range.length:
+            raise StorageError(
+                "the server does not support ranges: it sends whole files",
+                file=shown,
+                offset=byte_range.start,
+                expected=f"{byte_range.length} bytes",
+                got=f"{len(data)} bytes",
+            )
+        if len(data) < byte_range.length:
             raise self.truncation_error(path, shown, byte_range, len(data))
         fill(views, [data])
 

@@ -287,6 +287,20 @@ def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(tmp_path: P
         assert server.sent < 16 << 20
 
 
+def test_a_server_without_ranges_through_fsspec(tmp_path: Path) -> None:
+    """It answers with the whole file: an error at once, not until the deadline."""
+    pytest.importorskip("aiohttp", reason="pip install aiohttp")
+    (tmp_path / "a").write_bytes(DATA)
+    with (
+        WebFolder(tmp_path, ranges=False) as server,
+        closing(open_storage(server.endpoint, {"backend": "fsspec"})) as storage,
+    ):
+        with pytest.raises(errors.StorageError, match="does not support ranges") as caught:
+            get(storage, "a", 5, 15)
+        assert not isinstance(caught.value, errors.TransientError)
+        assert server.sent <= len(DATA)
+
+
 @pytest.mark.parametrize("ranges", [True, False])
 def test_sizes_of_a_server_without_head(tmp_path: Path, ranges: bool) -> None:
     (tmp_path / "a").write_bytes(DATA[:1000])
