@@ -6,8 +6,10 @@ import gc
 import logging
 import pickle
 import threading
+import tracemalloc
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -450,6 +452,31 @@ def test_bytes_read_for_want_of_room_are_not_read_again(tmp_path: Path) -> None:
         assert store.peak_bytes <= 20_000
     assert storage.bytes_read == 32768
     assert read_range(store, 16384, 32768) == content[16384:32768]
+
+
+@pytest.mark.parametrize("how", ["smaller", "forgotten", "failed"])
+def test_memory_of_dropped_bytes_is_free(slow: SlowStorage, how: str) -> None:
+    slow.may_go.set()
+    store = started_store(slow)
+    if how == "failed":
+        store.begin(1 << 20, {})
+        slow.error = StorageError("cut off", file="a")
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            with suppress(StorageError):
+                read_range(store, 0, FILE_BYTES)
+            if how == "forgotten":
+                forget_range(store, 0, FILE_BYTES)
+        if how == "smaller":
+            assert tracemalloc.get_traced_memory()[0] > FILE_BYTES
+            store.begin(0, {})
+        slow.error = None  # its traceback refers to buffers
+        gc.collect()
+        assert store.used_bytes == 0
+        assert tracemalloc.get_traced_memory()[0] < FILE_BYTES / 2
+    finally:
+        tracemalloc.stop()
 
 
 def test_no_memory_for_an_entry(slow: SlowStorage) -> None:

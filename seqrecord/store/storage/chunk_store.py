@@ -265,7 +265,12 @@ class _Contents:
         number = bisect_left(starts, entry.start)
         del starts[number], self._entries[entry.path][number]
         if not entry.users:
-            self.used -= entry.cost
+            self._free(entry)
+
+    def _free(self, entry: _Entry) -> None:
+        """Free the memory of a dropped entry without users; `_spent` may still have the entry."""
+        self.used -= entry.cost
+        entry.data = _NO_DATA
 
     def end(self, claim: _Claim, *, is_read: bool) -> None:
         """End a read, which has copied the bytes of its claim if `is_read`."""
@@ -277,7 +282,7 @@ class _Contents:
                 if was_unread and not entry.unread:
                     self._spent.append(entry)
                 if not entry.users and not entry.is_listed:
-                    self.used -= entry.cost
+                    self._free(entry)
 
     def fail(self, entries: Sequence[_Entry], error: BaseException, was_cancelled: bool) -> None:
         """Remove entries whose request failed, and wake their readers."""
@@ -441,4 +446,5 @@ class ChunkStore(StorageWrapper):
 
 _NOTHING = np.zeros(0, np.int64)
 _NO_BYTES = memoryview(b"")
+_NO_DATA = np.zeros(0, np.uint8)
 _FAR = 1 << 62
