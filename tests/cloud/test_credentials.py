@@ -6,6 +6,7 @@ import datetime
 import json
 import logging
 import pickle
+import threading
 import time
 import traceback
 import uuid
@@ -97,6 +98,27 @@ def test_credential_providers_and_sas_files(azurite: Azurite, blobs: str, tmp_pa
     storage = opened(azurite, blobs, sas_token_file=str(tmp_path / "nothing"))
     with pytest.raises(AccessError, match=r"the file of the SAS cannot be read.*nothing"):
         storage.size("records/0")
+
+
+def test_a_sas_file_that_is_being_written(tmp_path: Path) -> None:
+    """Its reader tries again, and looks for no other credential meanwhile."""
+    file = tmp_path / "sas"
+    file.touch()
+    with CannedServer([Canned(answer(200, length=7))]) as server:
+        options = {"account_name": "account", "endpoint": server.endpoint, "deadline": 30}
+        storage = open_storage("az://box/set", {**options, "sas_token_file": str(file)})
+        writer = threading.Timer(0.5, file.write_text, [SECRET_SAS])
+        writer.start()
+        with closing(storage):
+            assert storage.size("a") == 7
+            assert storage.counters()["retries"] > 0
+        writer.join()
+        assert [SECRET_SAS in head for head in server.asked] == [True]
+        file.write_text("\n")
+        options["deadline"] = 0.1
+        storage = open_storage("az://box/set", {**options, "sas_token_file": str(file)})
+        with closing(storage), pytest.raises(DeadlineError, match=r"SAS is empty: .*sas"):
+            storage.size("a")
 
 
 def test_an_expired_token_of_s3_is_renewed_for_a_size() -> None:

@@ -12,6 +12,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -272,11 +273,15 @@ _ONCE = _Once()
 
 
 def _read(file: str, shown: str) -> str:
-    try:
-        return Path(file).read_text().strip().removeprefix("?")
-    except (OSError, UnicodeError):
-        pass
-    raise AccessError("the file of the SAS cannot be read", file=shown, got=file)
+    """Read a SAS. An empty file is being written: no other credential takes its place."""
+    sas: str | None = None
+    with suppress(OSError, UnicodeError):
+        sas = Path(file).read_text().strip().removeprefix("?")
+    if sas is None:
+        raise AccessError("the file of the SAS cannot be read", file=shown, got=file)
+    if not sas:
+        raise TransientError(f"the file of the SAS is empty: {file}", file=shown)
+    return sas
 
 
 def _settings(
