@@ -47,7 +47,8 @@ class CacheEntry(NamedTuple):
     @property
     def label(self) -> int:
         """Where the checksums of slots start."""
-        return crc32c(f"{self.place}\0{self.name}".encode())
+        text = f"{self.place}\0{self.name}"
+        return crc32c(text.encode("utf-8", "surrogateescape"))  # a mount may have any bytes
 
     def checksum(self, label: int, number: int, *parts: Buffer) -> int:
         """Return the checksum of slot `number`, never 0; `label` is the entry's."""

@@ -336,6 +336,19 @@ def test_places_with_the_same_url_do_not_mix(tmp_path: Path) -> None:
     assert {where.read_text() for where in (tmp_path / "cache").glob("*/where")} == {*places}
 
 
+def test_a_mount_at_a_path_that_is_not_utf_8(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/set\xff"))
+    folder.mkdir()
+    (folder / "a.seqrec").write_bytes(b"x" * 100)
+    storage = open_storage(folder, {"mount": True}, cache_dir=tmp_path / "c", cache_limit="2MiB")
+    for _ in range(2):
+        assert get(storage, "a.seqrec", 5, 9) == b"xxxx"
+    assert storage.counters()["cache_hits"] == 1
+    [where] = (tmp_path / "c").glob("*/where")
+    assert os.fsdecode(where.read_bytes()) == str(folder)
+    storage.close()
+
+
 def test_a_cache_in_use_is_removed(remote: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     options = ["--cache-dir", cache, "--cache-limit", "16MiB", "--features", "pose"]

@@ -256,7 +256,7 @@ class CacheFolder:
             folder.unlink(missing_ok=True)  # a link or a file
             folder.mkdir(mode=0o700, exist_ok=True)
         if not os.path.lexists(where := folder / _WHERE):
-            where.write_text(place, "utf-8")
+            where.write_text(place, "utf-8", "surrogateescape")
             usage.bytes += _FOLDER_BYTES + bytes_on_disk(len(place))
         remove_entry(path)
         fd = with_descriptor(lambda: os.open(path, WRITE | os.O_CREAT | os.O_EXCL, 0o600))
@@ -289,7 +289,7 @@ class _FileUse(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def hash_of_place(text: str) -> str:
     """Return the name of a place's folder, or of this entry: 40 hexadecimal digits."""
-    return hashlib.sha256(text.encode()).hexdigest()[:40]
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
 
 
 def write_at(fd: int, data: memoryview, offset: int) -> None:
