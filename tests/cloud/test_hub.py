@@ -28,6 +28,7 @@ from tests.kit.command_line import main, run
 from tests.kit.datasets import write_small
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.services.hub_stub import HubStub, without_login
+from tests.kit.services.local_server import Canned, CannedServer, answer
 from tests.kit.services.places import with_short_waits
 from tests.kit.tiny import read_all
 from tests.store.storage_contract import Add, ReadContract, get
@@ -183,6 +184,22 @@ def test_a_private_dataset(hub: HubStub, monkeypatch: pytest.MonkeyPatch) -> Non
     hub.gated = True
     with pytest.raises(AccessError, match="gated"):
         get(_opened(hub, token="hf_S3CRET"), "videos/a.mp4", 0, 9)
+
+
+def test_a_proxy_for_files_in_lfs_alone(hub: HubStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub itself may be a mirror in the own network, which has no proxy in between."""
+    url = f"{hub.url}@{hub.branches['main']}"
+    before = _opened(hub, url)
+    assert before.files("videos")
+    assert get(before, "videos/a.mp4", 0, 9) == DATA[:9]  # huggingface_hub is not asked again
+    part = answer(206, b"by proxy!", Content_Range=f"bytes 0-8/{len(DATA)}")
+    with CannedServer([Canned(part)]) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://{proxy.host}")
+        monkeypatch.setenv("no_proxy", hub.host)
+        storage = _opened(hub, url)
+        assert get(storage, "meta/info.json") == b"{}"
+        assert get(storage, "videos/a.mp4", 0, 9) == b"by proxy!"
+        assert proxy.asked[0].startswith(f"GET {hub.store.endpoint}/")
 
 
 def test_missing_repositories_and_html_instead_of_json(hub: HubStub) -> None:

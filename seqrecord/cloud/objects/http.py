@@ -83,7 +83,7 @@ class HttpFiles:
     ) -> None:
         self._sign, self._shown, self._timeout = sign, shown.rstrip("/"), timeout
         self._follows, self._versions = follows, versions
-        self._pool: urllib3.PoolManager | None = None
+        self._pools: dict[str, urllib3.PoolManager] = {}  # by host: not each needs the proxy
 
     def info(self, path: str) -> dict[str, Any]:
         try:
@@ -149,9 +149,10 @@ class HttpFiles:
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Any:
         url, signed_headers = self._sign(method, path)
-        if self._pool is None:  # two threads may both create one; the later one is used
-            self._pool = _pool_for(url, self._timeout)
-        answer = self._pool.request(
+        host = urlsplit(url).netloc
+        if (pool := self._pools.get(host)) is None:  # two threads may both create one
+            pool = self._pools.setdefault(host, _pool_for(url, self._timeout))
+        answer = pool.request(
             method,
             url,
             headers={**headers, **signed_headers},
