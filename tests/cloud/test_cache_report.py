@@ -134,6 +134,20 @@ def test_a_file_system_without_locks_is_bypassed(
     assert caplog.text.count("cannot be locked: Function not implemented") == 1
 
 
+def test_a_cache_that_this_user_cannot_read_is_bypassed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only the owner can read the folder. For others, this is counted and logged once."""
+    Cached(tmp_path).check(0, 1000)
+    for owner, name in ((os, "open"), (os, "lstat"), (Path, "stat"), (Path, "iterdir")):
+        fail_calls(monkeypatch, owner, name, errno.EACCES, below=tmp_path / "cache")
+    cached = Cached(tmp_path, pause=1000.0)
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        assert [cached.check(0, 1000) for _ in "ab"] == [5000] * 2
+    assert 1 <= cached.count("failures") <= 2
+    assert caplog.text.count("Permission denied") == 1
+
+
 # A read-only disk
 
 

@@ -477,7 +477,7 @@ def _open_usage_file(folder: Path) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return with_descriptor(lambda: os.open(path, flags, 0o600))
     except OSError as error:
-        if error.errno not in _READ_ONLY or not path.exists():
+        if error.errno not in _READ_ONLY or not os.path.lexists(path):
             raise CacheError(error.errno, error.strerror, str(path)) from error
         raise CacheReadOnlyError(error.errno, error.strerror, str(path)) from error
 
