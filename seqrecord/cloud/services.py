@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -76,8 +77,11 @@ def _fsspec(
             expected=f"any of {', '.join(sorted(backends))}",
             got=settings.backend,
         )
-    url_options = {name: value for name, value in location.options.items() if name != "endpoint"}
-    options = {**url_options, **client_options}  # of the filesystem
+    options = {**location.options, **client_options}  # of the filesystem
+    if location.protocol == "az":
+        from seqrecord.cloud.objects.azure import adlfs_options
+
+        options = adlfs_options(location, client_options, os.environ)
     return FsspecStorage(
         location.protocol,
         location.root,

@@ -17,6 +17,8 @@ from tests.kit.processes import run_python
 
 SECRET = "MARKED-S3CRET"
 AZURE = "https://acme.blob.core.windows.net/box/path"
+CHINA = "https://acme.blob.core.chinacloudapi.cn/box/path"
+OTHER = f"AccountName=other;AccountKey={SECRET}"
 
 
 @pytest.fixture(autouse=True)
@@ -94,10 +96,32 @@ def test_all_backends_find_the_same_place(monkeypatch: pytest.MonkeyPatch) -> No
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize("host", ["core.windows.net", "core.chinacloudapi.cn"])
+def test_adlfs_reads_the_account_of_the_url(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its host, and never that of a connection string in the environment."""
+    adlfs, asked = pytest.importorskip("adlfs", reason="pip install adlfs"), list[str]()
+
+    def info(filesystem: Any, path: str) -> dict[str, int]:
+        asked.append(f"{filesystem.account_url}/{path}")
+        return {"size": 7}
+
+    monkeypatch.setattr(adlfs.AzureBlobFileSystem, "info", info)
+    url = f"https://acme.blob.{host}/box/path"
+    storage = open_storage(f"{url}?sig={SECRET}", {"backend": "adlfs"})
+    assert storage.size("a") == 7
+    assert asked == [f"{url}/a"]
+    storage.close()
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", OTHER)
+    with pytest.raises(LocationError, match="expected: acme; got: other"):
+        open_storage(f"{url}?sig={SECRET}", {"backend": "adlfs"})
+
+
 OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     (AZURE, {"backend": "urllib2"}, "any of adlfs, blobfile, fsspec, urllib3"),
     (AZURE, {"backend": "blobfile", "account_key": SECRET}, "from the environment"),
     (AZURE, {"mount": True}, "local paths only"),
+    (CHINA, {"backend": "blobfile"}, r"public cloud only.*acme.blob.core.windows.net"),
+    (AZURE, {"backend": "adlfs", "connection_string": OTHER}, r"which adlfs would read.*other"),
     ("az://box/path", {}, r"the account.*https://ACC.*account_name.*AZURE_ST"),
     ("az://acme/box/path", {"account_name": "acme"}, "account or the container"),
     (AZURE, {"account_name": "other"}, "of another account"),

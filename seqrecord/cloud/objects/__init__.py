@@ -59,6 +59,14 @@ def open_objects(
                 file=location.shown,
                 expected="AZURE_STORAGE_KEY or `az login`, or another backend",
             )
+        public_endpoint = f"https://{bucket.account}.blob.core.windows.net"
+        if bucket.endpoint != public_endpoint:
+            raise LocationError(
+                "blobfile reads from Azure's public cloud only",
+                file=location.shown,
+                expected=f"{public_endpoint}, or another backend",
+                got=bucket.endpoint,
+            )
         root = f"{bucket.account}/{bucket.bucket}/{bucket.root}"
         reader = FsspecReader(partial(Blobfiles, pool), root, location.shown)
     else:

@@ -257,6 +257,30 @@ class AzureContainer(Bucket):
         raise TransientError(f"no token received: HTTP status {busy_statuses[-1]}", file=self.shown)
 
 
+def adlfs_options(
+    location: Location, options: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the options of adlfs for a location: `options`, then the URL's.
+
+    Raises `LocationError` for a connection string of another account, also in the environment:
+    adlfs prefers it to the URL's account.
+    """
+    url_options = dict(location.options)
+    if endpoint := url_options.pop("endpoint", None):
+        url_options["account_host"] = endpoint.removeprefix("https://")
+    adlfs_settings = {**url_options, **options}
+    account = adlfs_settings.get("account_name")
+    text = options.get("connection_string") or environ.get("AZURE_STORAGE_CONNECTION_STRING")
+    if account and text and (other := _connection(str(text), location.shown)["account"]) != account:
+        raise LocationError(
+            "the connection string is of another account, which adlfs would read",
+            file=location.shown,
+            expected=account,
+            got=other,
+        )
+    return adlfs_settings
+
+
 class _Once(logging.Filter):
     """Log filter: drops a repetition of the last line within a minute."""
 
