@@ -186,6 +186,48 @@ def test_renamed_images(records: Path) -> None:
     assert check(dataset[3], "rgb") == 2
 
 
+SWAPPED = {"front": "back", "back": "front"}
+
+
+@pytest.mark.parametrize("names", [{}, {"front": "image"}, SWAPPED])
+@pytest.mark.parametrize("per_frame", [False, True])
+def test_cameras_of_renamed_images(tmp_path: Path, names: dict[str, str], per_frame: bool) -> None:
+    """A camera, of the metadata or of each frame, is that of the image as it is stored."""
+    lengths = {"front": 30.0, "back": 60.0}
+    frames, cameras = dict[str, Any](), {n: {**PINHOLE, "fx": fx} for n, fx in lengths.items()}
+    for name, camera in cameras.items():
+        frames[name] = [np.full((HEIGHT, WIDTH, 3), camera["fx"], np.uint8)] * 5
+        if per_frame:
+            frames[f"{name}_intrinsics"] = [np.array([*camera.values()])] * 5
+    metadata = {"a": {} if per_frame else {"camera": cameras}}
+    kinds = {name: {"kind": "intrinsics"} for name in frames if name not in cameras}
+    write_dataset(tmp_path, {"a": columns(**frames)}, metadata=metadata, features=kinds)
+    front, back = (names.get(name, name) for name in lengths)
+    crops = {name: [CenterCrop((9, 11))] for name in (front, back)}
+    steps: dict[str, dict[str, Any]] = {
+        "camera": {"camera": True},
+        "one crop": {"clip_transform": {front: crops[front]}},
+        "crops": {"clip_transform": crops},
+    }
+    for step, options in steps.items():
+        features = [*frames] if step != "camera" else ["front", "back"]
+        batch = first_batch(tmp_path, **{"camera": None} | options, features=features, rename=names)
+        for name in (front, back):
+            fx = float(batch[name].flatten()[0])
+            if step == "camera":
+                assert (batch[f"{name}_K"][..., 0, 0] == fx).all(), (step, name)
+            elif per_frame:
+                stored = {new: old for old, new in names.items()}.get(name, name)
+                matrix = batch[f"{stored}_intrinsics"]
+                assert (matrix[..., 0] == fx).all(), (step, name)
+                shift = 4 if name == front or step == "crops" else 0
+                assert (matrix[..., 3] == PINHOLE["cy"] - shift).all(), (step, name)
+            elif f"{name}_intrinsics" in batch:
+                assert (batch[f"{name}_intrinsics"][:, 0] == fx).all(), (step, name)
+        if step == "crops" and not per_frame:
+            assert {f"{name}_intrinsics" for name in (front, back)} <= batch.keys()
+
+
 def first_batch(path: Path, camera: Any = True, **options: Any) -> dict[str, Any]:
     options = {"clip_len": 2, "batch_size": 2, "shuffle": False, "features": ["image"], **options}
     return dict(next(iter(SeqRecordPipe(path, camera=camera, **options))))

@@ -17,7 +17,9 @@ from seqrecord.store.clips.cameras import (
     OWN_DISTORTION,
     OWN_INTRINSICS,
     EpisodeCamera,
+    by_present_names,
     camera_matrix,
+    image_of,
 )
 from seqrecord.store.clips.distortion import FISHEYE, MAX_COEFFICIENTS, OPENCV, lens_model, lens_of
 from seqrecord.store.clips.grids import IntArray
@@ -77,12 +79,10 @@ class ImageCamera:
     distortion: str | None
     depth: str | None
 
-    def in_metadata(self, metadata: Mapping[str, Any]) -> EpisodeCamera:
+    @property
+    def episode_camera(self) -> EpisodeCamera:
         """Its camera in the metadata `camera`, which may have cameras by feature."""
-        cameras = metadata.get("camera")
-        names = cameras if isinstance(cameras, Mapping) else ()
-        name = self.name if self.name in names else self.stored_name
-        return EpisodeCamera(name, self.frame, self.size, has_distortion=True, has_skew=True)
+        return EpisodeCamera(self.name, self.frame, self.size, has_distortion=True, has_skew=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,8 +219,12 @@ class EpisodeRigs:
             spec = self.pose_features[poses.feature]
             unit = None if spec.unit is None else spec.unit.partition(",")[0]  # one per number
             scale, poses = size_in(unit, "m"), poses._replace(feature=spec.name)
-        matrix, lens = _camera_of(image, metadata)
+        matrix, lens = _camera_of(image, self._cameras_in(metadata))
         return ImageRig(poses, scale or 1.0, scale is not None, matrix, lens)
+
+    def _cameras_in(self, metadata: Mapping[str, Any]) -> Any:
+        """The metadata `camera`, with cameras by the present names of features."""
+        return by_present_names(metadata.get("camera"), self.dataset.contents.names)
 
     def principal_points(self, name: str, rows: IntArray, frames: IntArray) -> FloatArray:
         """cx and cy of an image in frames of episodes, float64 [n, 2], in pixels of frames that are
@@ -259,7 +263,7 @@ class EpisodeRigs:
     def lens_number(self, image: ImageCamera, row: int, count: int) -> int | None:
         """The model of `count` coefficients per frame; `None` if unknown."""
         metadata = self.dataset.contents.index.episode_metadata(row)
-        camera = image.in_metadata(metadata).camera_in(metadata.get("camera"))
+        camera = image.episode_camera.camera_in(self._cameras_in(metadata))
         model = lens_model(camera, count)
         return None if model is None else LENS_NUMBERS[model]
 
@@ -274,18 +278,16 @@ def intrinsics_matrices(stored: FloatArray, present: BoolArray) -> tuple[FloatAr
     return numbers.reshape(-1, 3, 3), is_missing
 
 
-def _camera_of(
-    image: ImageCamera, metadata: Mapping[str, Any]
-) -> tuple[FloatArray | None, Lens | None]:
-    """Matrix and lens of an image's camera in the metadata, of resized frames."""
-    camera = image.in_metadata(metadata)
-    columns = camera.columns(None, [metadata.get("camera")])
+def _camera_of(image: ImageCamera, cameras: Any) -> tuple[FloatArray | None, Lens | None]:
+    """Matrix and lens of an image's camera in the metadata `camera`, of resized frames."""
+    camera = image.episode_camera
+    columns = camera.columns(None, [cameras])
     matrix: FloatArray | None = None
     intrinsics, skew = columns[camera.column], columns[camera.skew_column]
     if not np.isnan(intrinsics).any() and not np.isnan(skew).any():
         matrix = camera_matrix(intrinsics, skew)[0]
     # Sources declare distortion: a camera without an entry has none.
-    lens = lens_of(camera.camera_in(metadata.get("camera")) or {})
+    lens = lens_of(camera.camera_in(cameras) or {})
     if lens is None or (matrix is None and image.intrinsics is None):
         return matrix, None
     coefficients = np.zeros(MAX_COEFFICIENTS)
@@ -305,14 +307,14 @@ def _image(name: str, dataset: Dataset, schema: Schema, *, may_share: bool) -> I
     """`may_share`: whether a feature of intrinsics or distortion may be that of all images."""
     stored_name, spec = dataset.contents.stored_name(name), dataset.features[name]
     size = dataset.contents.sizes.get(name)
-    height, width = spec.stored.shape[:2]
+    (height, width), place = spec.stored.shape[:2], (schema, dataset.contents.names)
     return ImageCamera(
         name,
         stored_name,
         (height, width),
         size,
-        _feature_of((name, stored_name), OWN_INTRINSICS, _intrinsics(schema), schema, may_share),
-        _feature_of((name, stored_name), OWN_DISTORTION, _distortions(schema), schema, may_share),
+        _feature_of(name, OWN_INTRINSICS, _intrinsics(schema), *place, may_share=may_share),
+        _feature_of(name, OWN_DISTORTION, _distortions(schema), *place, may_share=may_share),
         _depth_of((name, stored_name), schema),
     )
 
@@ -343,18 +345,19 @@ def _distortions(schema: Schema) -> list[str]:
 
 
 def _feature_of(
-    owners: Sequence[str],
+    image: str,
     ending: str,
     features: Sequence[str],
     schema: Collection[str],
+    renamed: Mapping[str, str],
+    *,
     may_share: bool,
 ) -> str | None:
     """The feature with values per frame of an image's camera: its own, or a shared one."""
-    for owner in owners:
-        if owner + ending in features:
-            return owner + ending
-    shared = [name for name in features if name.removesuffix(ending) not in {*schema} - {name}]
-    return shared[0] if may_share and len(shared) == 1 else None
+    images = {name: image_of(name, ending, renamed) for name in features}
+    own = [name for name in features if images[name] == image != name]
+    shared = [name for name in features if images[name] not in {*schema} - {name}]
+    return next(iter(own), shared[0] if may_share and len(shared) == 1 else None)
 
 
 def _are_poses(spec: FeatureSpec) -> bool:

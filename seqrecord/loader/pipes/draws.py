@@ -38,6 +38,7 @@ from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.store.clips.cameras import (
     OWN_DISTORTION,
     EpisodeCamera,
+    by_present_names,
     followed_feature,
     known_cameras,
 )
@@ -131,7 +132,7 @@ class CropSampler:
 
     def _camera_values(self, batch: BatchClips) -> dict[str, FloatArray]:
         """The columns of the cameras."""
-        _warn_of_late_lenses(self.without_lens, batch.metadata, self.url)
+        _warn_of_late_lenses(self.without_lens, batch.metadata, self.episodes.dataset)
         episode, values = self.episodes.rows(batch.clips.episode), dict[str, FloatArray]()
         sizes = None if self.sizes is None else self.sizes[episode]
         for camera in self.known:
@@ -171,9 +172,14 @@ class CropSampler:
         return {"file": self.url, "episode": self.episodes.key(row), "feature": feature}
 
 
+def _camera_of(episode: EpisodeMetadata, dataset: Dataset) -> Any:
+    """The metadata `camera` of an episode, with cameras by the present names of features."""
+    return by_present_names(episode.metadata.get("camera"), dataset.contents.names)
+
+
 def cameras_of(batch: BatchClips) -> list[Any]:
     """The metadata `camera` of a batch's clips."""
-    return [episode.metadata.get("camera") for episode in batch.metadata]
+    return [_camera_of(episode, batch.episodes.dataset) for episode in batch.metadata]
 
 
 def camera_columns(
@@ -207,7 +213,7 @@ class _FrameDistortion:
         self,
         parts: Mapping[str, tuple[ClipCrops, CropWindows]],
         episodes: Sequence[EpisodeMetadata],
-        url: str,
+        dataset: Dataset,
     ) -> DistortionChange:
         """The change for clips of these episodes with these windows.
 
@@ -216,7 +222,7 @@ class _FrameDistortion:
         factor = np.ones((len(episodes), self.count))
         for clip in np.flatnonzero(parts[self.image][1].flipped).tolist():
             episode = episodes[clip]
-            camera = EpisodeCamera(self.image, ()).camera_in(episode.metadata.get("camera"))
+            camera = EpisodeCamera(self.image, ()).camera_in(_camera_of(episode, dataset))
             model = lens_model(camera, self.count)
             if model is not None:
                 factor[clip] = mirror_factors(model, self.count)
@@ -225,9 +231,13 @@ class _FrameDistortion:
             remedy = f"a metadata `camera` with {MODEL}: {OPENCV} or {FISHEYE}"
             if self.has_kind:
                 raise ClipError(
-                    problem, file=url, episode=episode.key, feature=self.name, expected=remedy
+                    problem,
+                    file=dataset.url,
+                    episode=episode.key,
+                    feature=self.name,
+                    expected=remedy,
                 )
-            warn_once(f"{url}: {problem}: {self.name} is unchanged; expected {remedy}")
+            warn_once(f"{dataset.url}: {problem}: {self.name} is unchanged; expected {remedy}")
         return DistortionChange(factor, np.zeros_like(factor))
 
 
@@ -293,7 +303,7 @@ class AugmentationSampler(NoDraws):
             self._intrinsics = _intrinsics_of(self.crops, sizes, arrays, dataset)
         own_columns = {intrinsics.name for intrinsics in self._intrinsics}
         self._distortion = _distortion_of(self.crops, arrays, dataset)
-        camera = episodes.of(episode)[0].metadata["camera"] if cameras or sizes else None
+        camera = _camera_of(episodes.of(episode)[0], dataset) if cameras or sizes else None
         self._cameras = []
         for crops in self.crops:
             may_share, count = crops.name is None, len(dataset.contents.episode_table)
@@ -308,7 +318,6 @@ class AugmentationSampler(NoDraws):
         alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
         resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
         self._resized = _without_features(resized, own_columns, arrays)
-        self._url = dataset.url
         known_columns = (*(sampler.known for sampler in self._cameras), self._resized)
         if camera is not None and not any((*known_columns, own_columns)):
             warn_once(
@@ -377,7 +386,8 @@ class AugmentationSampler(NoDraws):
         for distortion in self._distortion:
             if distortion.image in parts:
                 metadata = self._episodes.of(clips.episode)
-                changes[distortion.name] = distortion.change(parts, metadata, self._url)
+                dataset = self._episodes.dataset
+                changes[distortion.name] = distortion.change(parts, metadata, dataset)
         if self.flips.points:
             changes |= self.flips.changes(_flipped_in(parts, len(start)))
         if self.functions is not None:
@@ -486,13 +496,13 @@ def _intrinsics_of(
         for name, spec in arrays.items()
         if name in changed or is_picture(name, spec, kinds.get(name))
     }
-    intrinsics, schema = [], dataset.contents.index.schema.active
+    intrinsics, schema, renamed = [], dataset.contents.index.schema.active, dataset.contents.names
     for name in names:
         if not are_intrinsics(arrays[name]):
             raise ClipError(
                 "not intrinsics", feature=name, expected=INTRINSICS_SHAPES, got=str(arrays[name])
             )
-        image = followed_feature(name, names, images, schema)
+        image = followed_feature(name, names, images, schema, renamed=renamed)
         if image not in changed:
             continue
         assert image is not None, "an image that changed"
@@ -522,9 +532,9 @@ def _distortion_of(
         for name, spec in arrays.items()
         if name in flipped or is_picture(name, spec, kinds.get(name))
     }
-    distortions, schema = [], dataset.contents.index.schema.active
+    distortions, schema, renamed = [], dataset.contents.index.schema.active, dataset.contents.names
     for name in names:
-        image = followed_feature(name, names, images, schema, OWN_DISTORTION)
+        image = followed_feature(name, names, images, schema, OWN_DISTORTION, renamed)
         if image in flipped:
             assert image is not None, "a flipped feature"
             count = arrays[name].shape[0] or 0
@@ -589,16 +599,16 @@ def _warn_of_lenses(
 
 
 def _warn_of_late_lenses(
-    cameras: Sequence[EpisodeCamera], episodes: Sequence[EpisodeMetadata], url: str
+    cameras: Sequence[EpisodeCamera], episodes: Sequence[EpisodeMetadata], dataset: Dataset
 ) -> None:
     """Log the first of `episodes` with a lens of a camera without a column for it."""
     for camera, episode in product(cameras, episodes):
-        own_camera = camera.camera_in(episode.metadata.get("camera"))
+        own_camera = camera.camera_in(_camera_of(episode, dataset))
         if own_camera is not None and any(own_camera.get(COEFFICIENTS) or ()):
             warn_once(
-                f"{url}: no column {camera.lens_column}: the first episode has no known lens, but "
-                f"others have {COEFFICIENTS}, such as {repr_of(episode.key, 100)}; load them "
-                "separately, for example by episodes="
+                f"{dataset.url}: no column {camera.lens_column}: the first episode has no known "
+                f"lens, but others have {COEFFICIENTS}, such as {repr_of(episode.key, 100)}; load "
+                "them separately, for example by episodes="
             )
             return
 

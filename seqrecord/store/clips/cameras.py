@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,8 +134,30 @@ def camera_matrix(intrinsics: FloatArray, skew: FloatArray) -> FloatArray:
     return matrices
 
 
+def by_present_names(camera: Any, renamed: Mapping[str, str]) -> Any:
+    """The metadata `camera` with the cameras of features by their present names.
+
+    `renamed` has these by stored names.
+    """
+    if not renamed or not isinstance(camera, Mapping):
+        return camera
+    return {renamed.get(name, name): value for name, value in camera.items()}
+
+
 OWN_INTRINSICS = "_intrinsics"
 OWN_DISTORTION = "_distortion"
+
+
+def image_of(name: str, ending: str, renamed: Mapping[str, str]) -> str:
+    """Present name of the image to which a name of intrinsics or distortion refers; without this
+    `ending`, the name.
+
+    A feature that keeps its stored name refers to that of its image. `renamed` is as for
+    `by_present_names`.
+    """
+    image = name.removesuffix(ending)
+    is_kept = image != name and name not in renamed.values()
+    return renamed.get(image, image) if is_kept else image
 
 
 def _skew_of(camera: Any) -> float:
@@ -149,6 +172,7 @@ def followed_feature(
     images: Mapping[str, Hashable],
     names: Collection[str],
     ending: str = OWN_INTRINSICS,
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> str | None:
     """The feature whose windows per-frame intrinsics or distortion follow; `None` without images.
 
@@ -160,10 +184,11 @@ def followed_feature(
         images: of each feature with pixels, what equals for those with equal intrinsics.
         names: all features of the dataset.
         ending: end of the names that have their image's, `_intrinsics` or `_distortion`.
+        renamed: present names of features by their stored names, if some are renamed.
 
     Raises `ClipError` if images differ in their crops or sizes, or the feature X is not read.
     """
-    noun, owner = ending[1:], name.removesuffix(ending)
+    noun, owner = ending[1:], image_of(name, ending, renamed)
     if owner != name and owner in {*names, *images}:
         if owner not in images:
             raise ClipError(
@@ -173,7 +198,8 @@ def followed_feature(
                 got=", ".join(images) or "no image",
             )
         return owner
-    shared_names = [sibling for sibling in siblings if sibling.removesuffix(ending) not in images]
+    owners = {sibling: image_of(sibling, ending, renamed) for sibling in siblings}
+    shared_names = [sibling for sibling, image in owners.items() if image not in images]
     if len({*images.values()}) > 1 or (images and len(shared_names) > 1):
         raise ClipError(
             f"per-frame {noun}, and images of several cameras or sizes",
