@@ -12,7 +12,7 @@ table, where rows are left out::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -73,9 +73,11 @@ class SampleEpisodes(Protocol):
     def extent(self, clips: ClipKeys, samples: Samples) -> tuple[IntArray, IntArray]:
         """First and last frames that clips of a table use, inside their episodes."""
 
-    def complete(self, dilation: int) -> Callable[[ClipKeys], npt.NDArray[np.bool_]]:
-        """A function that returns which clips are complete with a dilation, in their episode or
-        segment, bool [n].
+    def complete(
+        self, dilations: Sequence[int]
+    ) -> Sequence[Callable[[ClipKeys], npt.NDArray[np.bool_]]]:
+        """Functions, one for each dilation, that return which clips are complete with it, in their
+        episode or segment, bool [n].
         """
 
     def digest(self, samples: Samples) -> str:

@@ -20,12 +20,12 @@ from seqrecord.loader.clips.samples import (
     value_form,
 )
 from seqrecord.loader.clips.segments import Segments, clips_in_segments, segment_columns
-from seqrecord.loader.pipes.clip_windows import enumerate_windows, find_windows
+from seqrecord.loader.pipes.clip_windows import Windows, enumerate_windows, find_windows
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
 from seqrecord.loader.sampling.memory import USUAL_LIMIT
-from seqrecord.store.clips.frames import ClipKeys
+from seqrecord.store.clips.frames import COPIES, ClipKeys
 from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.table_places import EpisodeNames
 from seqrecord.store.clips.tables import IntArray
@@ -79,10 +79,7 @@ def _of_segments(
     options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
 ) -> tuple[SelectedEpisodes, Samples]:
     """The samples of all clips inside segments that lack no feature."""
-    dilations = None
-    if "dilation" in columns:
-        dilations = np.unique(columns["dilation"]).tolist()
-    reaches = find_windows(options, dataset, selected, dilations=dilations).extents(selected)
+    reaches = _windows_of_starts(options, dataset, selected, columns).extents(selected)
     names, count = _names(dataset), len(columns["episode"])
     clips, stops, segment = clips_in_segments(columns, names, reaches, options.stride or 1)
     if num_short := count - len(distinct(segment)):
@@ -92,6 +89,16 @@ def _of_segments(
     episodes, samples = _of_starts(starts, dataset, selected, clips, segment, stops)
     episodes = replace(episodes, num_rows=count, stops=stops[samples.rows_listed])
     return episodes, replace(samples, episodes=episodes, segment=segment)
+
+
+def _windows_of_starts(
+    options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
+) -> Windows:
+    """The windows of a table's samples, which may have dilations of their own."""
+    dilations = None
+    if "dilation" in columns:
+        dilations = np.unique(columns["dilation"]).tolist()
+    return find_windows(options, dataset, selected, dilations=dilations)
 
 
 def _of_starts(
@@ -107,25 +114,21 @@ def _of_starts(
     `table_row` is as for `read_samples`. The frames of each clip must be before the `stops` of
     segments, int64[n].
     """
-    spec, dilations = options.spec, None
-    if "dilation" in columns:
-        dilations = np.unique(columns["dilation"]).tolist()
-    windows = find_windows(options, dataset, selected, dilations=dilations)
+    windows = _windows_of_starts(options, dataset, selected, columns)
     reaches = windows.extents(selected)
     episode, start, own = read_samples(columns, _names(dataset), reaches, table_row)
-    mine = np.isin(episode, selected)
-    selected = distinct(episode[mine])
-    whole = np.zeros(len(episode), np.bool_)
-    for dilation in windows.dilations:
-        rows = mine if dilations is None else mine & (own["dilation"] == dilation)
-        if stops is not None:
-            rows = rows & (start + windows.frames_behind(episode, dilation) < stops)
-        complete = enumerate_windows(windows, dataset, selected, spec, [dilation])
-        whole[rows] |= complete.has(episode[rows], start[rows])
-    row, lacking = np.flatnonzero(whole), int((mine & ~whole).sum())
+    row, is_selected = np.arange(len(episode)), np.isin(episode, selected)
+    selected = distinct(episode[is_selected])
+    episodes = SelectedEpisodes(dataset, windows, selected, num_rows=len(row), stops=stops)
+    clips, whole = ClipKeys(episode, start, row * COPIES, row), np.zeros(len(row), np.bool_)
+    complete = episodes.complete(windows.dilations)
+    for dilation, are_complete in zip(windows.dilations, complete, strict=True):
+        has_dilation = own["dilation"] == dilation if "dilation" in own else True
+        rows = np.flatnonzero(is_selected & has_dilation)
+        whole[rows] |= are_complete(clips.take(rows))
+    row, lacking = np.flatnonzero(whole), int((is_selected & ~whole).sum())
     own = {name: taken(column, row) for name, column in own.items()}
-    none = empty_clips(spec, selected, num_incomplete=lacking)
-    episodes = SelectedEpisodes(dataset, windows, selected, num_rows=len(episode))
+    none = empty_clips(options.spec, selected, num_incomplete=lacking)
     samples = Samples.of(none, episodes, episode[row], start[row], own, row)
     return episodes, samples
 

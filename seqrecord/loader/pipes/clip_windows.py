@@ -235,24 +235,30 @@ def find_windows(
 
 
 def enumerate_windows(
+    windows: Windows, dataset: Dataset, selected: IntArray, spec: ClipSpec
+) -> ClipTable:
+    """The clips of selected episodes that are complete with any of the windows' dilations."""
+    clips = ClipTable.union(clips_by_dilation(windows, dataset, selected, spec, windows.dilations))
+    return clips if windows.requested else replace(clips, num_outside=0)
+
+
+def clips_by_dilation(
     windows: Windows,
     dataset: Dataset,
     selected: IntArray,
     spec: ClipSpec,
-    dilations: Sequence[int] = (),
-) -> ClipTable:
-    """The clips of selected episodes that are complete with at least one dilation; by default, with
-    one of the windows'.
-    """
-    table, union = dataset.contents.episode_table, list[ClipTable]()
+    dilations: Sequence[int],
+) -> list[ClipTable]:
+    """The clips of selected episodes that are complete with each dilation."""
+    table, tables = dataset.contents.episode_table, list[ClipTable]()
     # Starts to leave out, of windows whose offsets do not tell which frames clips use.
     gaps, starts = dict[tuple[str, ...], MissingFrames](), list[MissingFrames | None]()
     for window, names in windows.required:
         if names not in gaps:
             gaps[names] = windows.missing(dataset, names)
         starts.append(window.starts_without(gaps[names].of_episodes(selected)))
-    for dilation in dilations or windows.dilations:
-        tables = []
+    for dilation in dilations:
+        by_rate = list[ClipTable]()
         for rate in range(len(windows.reach)):
             uses = list[ClipUse]()
             for (window, names), excluded in zip(windows.required, starts, strict=True):
@@ -263,10 +269,9 @@ def enumerate_windows(
                     uses.append(ClipUse(offsets, MissingFrames.none()))
                     uses.append(ClipUse(np.zeros(1, np.int64), excluded))
             rows = selected[windows.rate[selected] == rate]
-            tables.append(enumerate_clips(spec, table, rows, uses=uses, pads=windows.pads))
-        union.append(ClipTable.concatenated(tables))
-    clips = ClipTable.union(union)
-    return clips if windows.requested else replace(clips, num_outside=0)
+            by_rate.append(enumerate_clips(spec, table, rows, uses=uses, pads=windows.pads))
+        tables.append(ClipTable.concatenated(by_rate))
+    return tables
 
 
 def _requested_windows(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,12 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import ComputedValues, Samples
-from seqrecord.loader.pipes.clip_windows import Windows, enumerate_windows, find_windows
+from seqrecord.loader.pipes.clip_windows import (
+    Windows,
+    clips_by_dilation,
+    enumerate_windows,
+    find_windows,
+)
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.store.clips.frames import ClipKeys
@@ -85,18 +91,23 @@ class SelectedEpisodes:
         first, last = zip(*ends, strict=True)
         return np.minimum.reduce(first), np.maximum.reduce(last)
 
-    def complete(self, dilation: int) -> Callable[[ClipKeys], npt.NDArray[np.bool_]]:
+    def complete(
+        self, dilations: Sequence[int]
+    ) -> list[Callable[[ClipKeys], npt.NDArray[np.bool_]]]:
         """See `SampleEpisodes`."""
-        windows, stops, spec = self.windows, self.stops, ClipSpec(1)
-        table = enumerate_windows(windows, self.dataset, self.selected, spec, [dilation])
+        place = self.windows, self.dataset, self.selected
+        tables = clips_by_dilation(*place, ClipSpec(1), dilations)
+        pairs = zip(tables, dilations, strict=True)
+        return [partial(self._are_complete, table, dilation) for table, dilation in pairs]
 
-        def are_complete(clips: ClipKeys) -> npt.NDArray[np.bool_]:
-            is_complete = table.has(clips.episode, clips.start)
-            if stops is not None:
-                last = clips.start + windows.frames_behind(clips.episode, dilation)
-                is_complete &= last < stops[clips.row]
-            return is_complete
-
+    def _are_complete(
+        self, table: ClipTable, dilation: int, clips: ClipKeys
+    ) -> npt.NDArray[np.bool_]:
+        """Whether clips are in a table, which has a dilation, and inside their segments."""
+        are_complete = table.has(clips.episode, clips.start)
+        if self.stops is not None:
+            last = clips.start + self.windows.frames_behind(clips.episode, dilation)
+            are_complete &= last < self.stops[clips.row]
         return are_complete
 
     def metadata(self, name: str, episodes: IntArray) -> list[Any]:

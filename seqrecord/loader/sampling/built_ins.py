@@ -336,7 +336,7 @@ def dilate(*dilations: int) -> BuiltIn:
 def _dilate(
     samples: Samples, _epoch: int, rng: SampleRandom, dilations: tuple[int, ...]
 ) -> Samples:
-    key, are_complete = rng.key(), [samples.episodes.complete(step) for step in dilations]
+    key, are_complete = rng.key(), samples.episodes.complete(dilations)
 
     def dilation(clips: ClipKeys) -> IntArray:
         fits = np.stack([is_complete(clips) for is_complete in are_complete], axis=1)
