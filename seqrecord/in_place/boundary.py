@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from seqrecord.errors import CodecError, SchemaError, SeqRecordError, SourceError, facts_of
+from seqrecord.store.originals.wrapping import OPTIONAL
 from seqrecord.store.text import repr_of
 
 _Item = TypeVar("_Item")
@@ -34,11 +35,7 @@ MOST_UNEXPECTED = 10
 """Maximum episodes that `skip_bad_episodes` leaves out for one type of unexpected error."""
 
 _PACKAGE = __name__.partition(".")[0]
-_ENTRIES = (
-    *("account", "blocks", "content", "copied_files", "episodes", "exists", "external_files"),
-    *("frames", "identity", "is_whole", "leaving_out", "referring", "schema", "timestamps"),
-    "videos",
-)
+_ENTRIES = ("episodes", "exists", "frames", "schema", *OPTIONAL)
 
 
 class UnexpectedError(SourceError):
@@ -97,7 +94,7 @@ def _read(items: Iterable[_Item], **facts: Any) -> Iterator[_Item]:
 
 
 def guard_methods(source: type) -> None:
-    """Make the methods of `Source` that a class defines boundaries."""
+    """Make the methods of `Source`, also optional ones, that a class defines boundaries."""
     for name in _ENTRIES:
         if inspect.isfunction(method := vars(source).get(name)):
             setattr(source, name, _guarded_method(method))

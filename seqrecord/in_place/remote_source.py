@@ -13,8 +13,8 @@ from seqrecord.errors import LocationError, SeqRecordError
 from seqrecord.in_place.file_types import explained
 from seqrecord.in_place.files import NoOriginalError
 from seqrecord.in_place.remote import RemoteFiles
-from seqrecord.store.originals.inventory import format_of
 from seqrecord.store.originals.protocol import EpisodeInfo, Source
+from seqrecord.store.originals.wrapping import Scope, SourceWrapper
 from seqrecord.store.schema import Frame, Schema
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import open_storage
@@ -68,21 +68,17 @@ def folder_and_name(url: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class RemoteSource:
+class RemoteSource(SourceWrapper):
     """A source over remote files.
 
     It registers `files` in each process that has the source. A failed request ends the conversion,
-    since it is not an error of the episode. Errors show URLs without credentials. `_PASSED_ON`
-    lists the optional attributes that it takes from `source`.
+    since it is not an error of the episode. Errors show URLs without credentials.
     """
 
     files: RemoteFiles  # pickled first: the source's paths need it
     source: Source
 
-    @property
-    def format_name(self) -> str:
-        """Format of `source`."""
-        return format_of(self.source)
+    unchanged = Scope.VALUES
 
     def schema(self) -> Schema:
         with _urls_in_errors(self.files):
@@ -96,23 +92,20 @@ class RemoteSource:
         with _urls_in_errors(self.files):
             yield from self.source.frames(info)
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _PASSED_ON:
-            raise AttributeError(name)
+    def pass_on(self, name: str) -> Any:
         with _urls_in_errors(self.files):
-            method = getattr(self.source, name)
-        if name in ("features", "has_empty_frames", "statistics", "unreadable"):  # values
-            return method
+            attribute = super().pass_on(name)
+        if not callable(attribute):
+            return attribute
 
         def call(*args: Any) -> Any:
             with _urls_in_errors(self.files):
-                returned = method(*args)
-            if name == "blocks":
-                return self._items(returned)
+                returned = attribute(*args)
             if name == "videos":
                 return {feature: self._items(gops) for feature, gops in returned.items()}
-            is_source = name in ("leaving_out", "referring")
-            return replace(self, source=returned) if is_source else returned
+            if isinstance(returned, Source):
+                return replace(self, source=returned)
+            return self._items(returned) if isinstance(returned, Iterator) else returned
 
         return call
 
@@ -123,19 +116,12 @@ class RemoteSource:
 
 def narrowed(source: Source, features: Sequence[str]) -> Source:
     """Return a source with these features; the same one if it has no argument `features`."""
-    if isinstance(source, RemoteSource):
-        return replace(source, source=narrowed(source.source, features))
     any_source: Any = source
+    if is_dataclass(any_source) and isinstance(source, SourceWrapper):
+        return cast("Source", replace(any_source, source=narrowed(source.source, features)))
     if is_dataclass(any_source) and any(field.name == "features" for field in fields(any_source)):
-        any_source = replace(cast("Any", any_source), features=tuple(features))
+        any_source = replace(any_source, features=tuple(features))
     return cast("Source", any_source)
-
-
-_PASSED_ON = (
-    *("account", "blocks", "content", "copied_files", "external_files", "features"),
-    *("has_empty_frames", "identity", "is_whole", "leaving_out", "referring", "statistics"),
-    *("timestamps", "unreadable", "videos"),
-)
 
 
 @contextmanager

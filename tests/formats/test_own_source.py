@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,9 @@ import pytest
 import seqrecord
 from seqrecord import FeatureSpec, Schema, convert
 from seqrecord.errors import SchemaError, SourceError
-from seqrecord.sources import EpisodeInfo, Gop, TartanAirSource
+from seqrecord.sources import EpisodeInfo, Gop, TartanAirSource, undistorted
+from seqrecord.store.originals.wrapping import OPTIONAL, Scope, SourceWrapper
+from seqrecord.store.schema import Block
 from tests.formats.cases import upload
 from tests.formats.format_cases.webdataset import write_samples
 from tests.formats.timed_originals import GAP, REGULAR, TIMED
@@ -175,6 +179,54 @@ def test_command_line(tmp_path: Path) -> None:
     assert list(read_all(tmp_path / "r")) == ["a/0", "a/1", "a/2", "b", "c/0", "c/1"]
     again = ["write", "--src", tmp_path / "r", "--dst", tmp_path / "s", "--split-at-gaps", 1]
     assert "split its original" in command_line.fail(*again)
+
+
+@dataclass(frozen=True)
+class Filmed(Recording):
+    """With an image of a distorted camera, whose frames are counted."""
+
+    reads: list[str] = field(default_factory=list)
+
+    def schema(self) -> Schema:
+        image = FeatureSpec("image", np.dtype("u1"), (4, 6, 3), kind="image")
+        specs = [*super().schema().values(), image]
+        return Schema([s for s in specs if self.features is None or s.name in self.features])
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        camera = {"fx": 5.0, "fy": 5.0, "cx": 2.5, "cy": 1.5, "distortion_model": "opencv"}
+        camera["distortion_coefficients"] = [0.1, 0.0, 0.0, 0.0]
+        return [replace(info, metadata={"camera": camera}) for info in super().episodes()]
+
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        for block in super().blocks(info):
+            if "image" not in self.schema():
+                yield block
+                continue
+            self.reads.append(info.key)
+            yield Block(1, {**block.columns, "image": np.zeros((1, 4, 6, 3), np.uint8)})
+
+
+def test_images_are_not_read_for_the_gaps(tmp_path: Path) -> None:
+    """Also those of a source around another one."""
+    source = Filmed()
+    convert(undistorted(source), tmp_path / "r", split_at_gaps=0.5, workers=1)
+    assert len(read_all(tmp_path / "r")) == 6
+    assert source.reads == [key for key, times in TIMES.items() for _ in times]
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_attributes_that_a_source_around_another_one_has(scope: Scope) -> None:
+    class Around(SourceWrapper):
+        unchanged = scope
+
+        def __init__(self, source: Any) -> None:
+            self.source = source
+
+    around = Around(SimpleNamespace(**{name: name for name in OPTIONAL}))
+    names = {name for name in OPTIONAL if hasattr(around, name)}
+    assert names == {name for name, needed in OPTIONAL.items() if needed <= scope}
+    assert all(getattr(around, name) == name for name in names)
+    assert not any(hasattr(Around(Recording()), name) for name in ("videos", "stored", "account"))
 
 
 # --- timestamps that are not selected -----------------------------------------------------------

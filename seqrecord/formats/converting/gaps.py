@@ -17,13 +17,11 @@ from seqrecord.in_place.file_types import explained
 from seqrecord.in_place.remote_source import narrowed
 from seqrecord.store.feature_kinds import size_in
 from seqrecord.store.format.time_spans import clock_of, is_plausible
-from seqrecord.store.originals.inventory import format_of
 from seqrecord.store.originals.protocol import EpisodeInfo, Source, blocks_of, timestamps_of
+from seqrecord.store.originals.wrapping import Scope, SourceWrapper
 from seqrecord.store.schema import Block, Frame, Schema
 from seqrecord.store.text import counted, repr_of
 from seqrecord.video.gops import Gop
-
-_PASSED_ON = ("copy_texts", "features", "has_empty_frames")
 
 _T = TypeVar("_T", Block, Gop)
 
@@ -40,22 +38,17 @@ class _Part:
         return self.span.stop == self.episode.num_frames
 
 
-class SplitSource:
+class SplitSource(SourceWrapper):
     """The episodes of `source`, with others in place of those in `parts`, which have their keys.
 
-    The frames of an episode are read once if its parts are read in order. `_PASSED_ON` lists the
-    optional attributes that it takes from `source`.
+    The frames of an episode are read once if its parts are read in order.
     """
+
+    unchanged = Scope.FEATURES
 
     def __init__(self, source: Source, parts: Mapping[str, _Part]) -> None:
         self.source, self._parts = source, parts
-        self.format_name = format_of(source)
         self._open: tuple[str, int, Iterator[Block]] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _PASSED_ON:
-            raise AttributeError(name)
-        return getattr(self.source, name)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None}

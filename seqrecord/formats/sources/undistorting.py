@@ -16,13 +16,13 @@ from seqrecord.formats.sources.scenes.views import well_formed
 from seqrecord.store.clips.cameras import INTRINSICS
 from seqrecord.store.clips.distortion import COEFFICIENTS, FISHEYE, MODEL, OPENCV
 from seqrecord.store.feature_kinds import is_image, is_picture, known_kind
-from seqrecord.store.originals.inventory import Account, account_of, format_of
+from seqrecord.store.originals.inventory import Account, account_of
 from seqrecord.store.originals.protocol import EpisodeInfo, Source
+from seqrecord.store.originals.wrapping import Scope, SourceWrapper
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.schema import FeatureSpec, Frame, Schema
 
 _DIRECTED = ("flow", "disparity", "normals")  # values that depend on the pixel grid
-_PASSED_ON = ("copy_texts", "features", "has_empty_frames", "timestamps", "unreadable", "videos")
 
 
 def undistorted(source: Source) -> Source:
@@ -54,19 +54,12 @@ def undistorted(source: Source) -> Source:
 
 
 @dataclass(frozen=True)
-class UndistortedSource:
-    """See `undistorted`. `_PASSED_ON` lists the optional attributes that it takes from `source`."""
+class UndistortedSource(SourceWrapper):
+    """See `undistorted`."""
 
     source: Source
 
-    @property
-    def format_name(self) -> str:
-        return format_of(self.source)
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in _PASSED_ON:
-            raise AttributeError(name)
-        return getattr(self.source, name)
+    unchanged = Scope.FRAMES
 
     @cached_property
     def distorted_features(self) -> dict[str, FeatureSpec]:
