@@ -495,6 +495,51 @@ def test_cameras_of_images(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_cameras_do_not_depend_on_the_selection(tmp_path: Path) -> None:
+    """Of all images; a changing one is an error where its image is selected."""
+    speeds = [
+        ("/speed", START + 100 * MS * i, message("std_msgs/msg/Float64", 1.0)) for i in (0, 1)
+    ]
+    for name, cameras in (
+        ("still", [camera_info((6, 8), K, P, time=i) for i in (0, 1)]),
+        ("moving", [camera_info((6, 8), (7.0 + i, *K[1:]), P, time=i) for i in (0, 1)]),
+    ):
+        messages = sorted([*filmed(*cameras), *speeds], key=lambda each: each[1])
+        write_mcap(tmp_path / f"{name}.mcap", messages)
+    front, rectified = "front.image_raw.compressed", "front.image_rect_color"
+    whole = open_source(tmp_path / "still.mcap", clock=FRONT).episodes()[0].metadata["camera"]
+    assert [*whole] == [front, rectified]
+    for name in ("speed", "log_time", rectified):
+        source = open_source(tmp_path / "still.mcap", clock=FRONT, features=[name])
+        assert source.episodes()[0].metadata["camera"] == whole
+        source = open_source(tmp_path / "moving.mcap", clock=FRONT, features=[name])
+        assert [[*frame] for frame in frames_of(source)] == [[name]] * 2
+        assert source.episodes()[0].metadata["camera"] == whole  # of the first message
+    with pytest.raises(SourceError, match=r"camera changes.*front.image_raw"):
+        frames_of(open_source(tmp_path / "moving.mcap", clock=FRONT, features=[front]))
+
+
+def test_intrinsics_without_their_image(tmp_path: Path) -> None:
+    cameras = [camera_info((6, 8), (7.0 + i, *K[1:]), P, time=i) for i in (0, 1)]
+    path = write_mcap(tmp_path / "a.mcap", filmed(*cameras))
+    name = "front.image_raw.compressed_intrinsics"
+    for names in ([name], ["log_time", name]):
+        source = open_source(path, clock=FRONT, intrinsics="frames", features=names)
+        frames = frames_of(source)
+        assert [[*frame] for frame in frames] == [names] * 2
+        assert [frame[name].tolist() for frame in frames] == [[7.0 + i, *K[1:]] for i in (0, 1)]
+
+
+def test_a_camera_of_another_image_beside_it(tmp_path: Path) -> None:
+    """An image that does not fit the CameraInfo leaves the others theirs."""
+    messages = filmed(camera_info((6, 8), K, P))
+    other = ("/front/image_cut", START + 5 * MS, image(pictures(1)[0][:4], "rgb8"))
+    path = write_mcap(tmp_path / "a.mcap", sorted([*messages, other], key=lambda each: each[1]))
+    metadata = open_source(path, clock=FRONT).episodes()[0].metadata
+    assert [*metadata["camera"]] == ["front.image_raw.compressed", "front.image_rect_color"]
+    assert [*metadata["camera_unknown"]] == ["front.image_cut"]
+
+
 @pytest.mark.parametrize(
     ("camera", "reason"),
     [

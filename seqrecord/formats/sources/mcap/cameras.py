@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,35 +27,43 @@ _CONTENT = slice(12, None)  # bytes of a message after its time
 
 
 class ImageCameras:
-    """The cameras of a recording's images.
+    """The cameras of a recording's images, selected or not.
 
     Args:
         offered: all topics.
         images: features by topic.
+        selected: names of features; `None` for all.
         is_constant: whether a camera that changes is an error; else only its distortion may not.
 
-    `topics` are the used topics of CameraInfo.
+    `topics` are the used topics of CameraInfo. `read_topics` are those of which all messages are
+    read; of the others, the metadata has the camera of the first message.
     """
 
     def __init__(
         self,
         offered: Mapping[str, Topic],
         images: Mapping[str, list[FeatureSpec]],
+        selected: Collection[str] | None,
         *,
         is_constant: bool,
     ) -> None:
-        self._is_constant = is_constant
+        self._is_constant, self._selected = is_constant, selected
         self.topics: dict[str, dict[str, tuple[str, int, int]]] = {}  # matrix, height and width
         for topic, specs in images.items():
-            parent, _, leaf = topic.rpartition("/")
-            if leaf in _TRANSPORTS:
-                parent, _, leaf = parent.rpartition("/")
-            info = f"{parent}/camera_info"
+            info = info_topic(topic)
             for spec in specs if info in offered and offered[info].type == CAMERA_INFO else ():
                 if spec.kind in PIXEL_KINDS and spec.is_fixed:
-                    matrix = "p" if leaf.startswith("image_rect") else "k"
+                    matrix = "p" if _split_topic(topic)[1].startswith("image_rect") else "k"
                     height, width = (int(n or 0) for n in spec.shape[:2])
                     self.topics.setdefault(info, {})[spec.name] = matrix, height, width
+        self.read_topics = [
+            topic for topic, names in self.topics.items() if any(map(self._is_read, names))
+        ]
+
+    def _is_read(self, image: str) -> bool:
+        """Whether an image or its intrinsics are selected."""
+        names = {image, f"{image}{OWN_INTRINSICS}"}
+        return self._selected is None or not names.isdisjoint(self._selected)
 
     @property
     def specs(self) -> Iterator[FeatureSpec]:
@@ -66,9 +74,12 @@ class ImageCameras:
                 yield FeatureSpec(intrinsics_name, dtype, (4,), kind="intrinsics", unit="px")
 
     def frame(self, topic: Topic, data: bytes, path: Path) -> dict[str, Any]:
-        """Return the values of `specs` in a message."""
-        cameras = self._cameras(topic, data, path)
+        """Return the values of selected `specs` in a message."""
+        cameras = self._cameras(topic, data, path, self._read_images(topic.name))
         return {f"{n}{OWN_INTRINSICS}": np.array(c.intrinsics) for n, c in cameras.items() if c}
+
+    def _read_images(self, topic: str) -> list[str]:
+        return [*filter(self._is_read, self.topics[topic])]
 
     def metadata(self, recording: Recording) -> dict[str, Any]:
         """Return `camera` of the first messages, and `camera_unknown` with reasons."""
@@ -110,12 +121,16 @@ class ImageCameras:
         A CameraInfo is decoded only if its bytes differ from the message before.
         """
         first_cameras = self._first_cameras(recording)
+        known_images = {
+            topic: [n for n in self._read_images(topic) if isinstance(first_cameras[n], Camera)]
+            for topic in self.read_topics
+        }
         previous_data: dict[str, bytes] = {}
         for topic, data, path in messages:
-            if topic in self.topics and previous_data.get(topic) != data[_CONTENT]:
+            if topic in known_images and previous_data.get(topic) != data[_CONTENT]:
                 previous_data[topic] = data[_CONTENT]
-                if any(isinstance(first_cameras[name], Camera) for name in self.topics[topic]):
-                    cameras = self._cameras(recording.topics[topic], data, path)
+                if images := known_images[topic]:
+                    cameras = self._cameras(recording.topics[topic], data, path, images)
                     for name, camera in cameras.items():
                         self._check(name, first_cameras[name], camera, path)
             yield topic, data, path
@@ -141,26 +156,48 @@ class ImageCameras:
         cameras: dict[str, Camera | str] = {}
         for topic, images in self.topics.items():
             cameras |= dict.fromkeys(images, f"{topic} has no message")
-            try:
+            with _reasons(cameras, topic, images):
                 for _, data, path in islice(recording.messages([topic]), 1):
-                    message_cameras = self._cameras(recording.topics[topic], data, path)
-                    cameras |= {
-                        name: camera or f"K of {topic} is 0"
-                        for name, camera in message_cameras.items()
-                    }
-            except SourceError as error:
-                cameras |= dict.fromkeys(images, f"{topic}: {error.message}, got {error.got}")
+                    for name in images:
+                        with _reasons(cameras, topic, [name]):
+                            declaration = recording.topics[topic]
+                            camera = self._cameras(declaration, data, path, [name])[name]
+                            cameras[name] = camera or f"K of {topic} is 0"
         return cameras
 
-    def _cameras(self, topic: Topic, data: bytes, path: Path) -> dict[str, Camera | None]:
-        """Return the cameras of images, scaled to their size; `None` if K or P is 0."""
-        cameras_by_matrix = _decode_info(topic, data, path)
-        return {
-            name: cameras_by_matrix[matrix].scaled(height, width, path)
-            if matrix in cameras_by_matrix
-            else None
-            for name, (matrix, height, width) in self.topics[topic.name].items()
-        }
+    def _cameras(
+        self, topic: Topic, data: bytes, path: Path, images: Iterable[str]
+    ) -> dict[str, Camera | None]:
+        """Return the cameras of `images`, scaled to their size; `None` if K or P is 0."""
+        cameras_by_matrix, forms = _decode_info(topic, data, path), self.topics[topic.name]
+        cameras: dict[str, Camera | None] = {}
+        for name in images:
+            matrix, height, width = forms[name]
+            camera = cameras_by_matrix.get(matrix)
+            cameras[name] = None if camera is None else camera.scaled(height, width, path)
+        return cameras
+
+
+def info_topic(image_topic: str) -> str:
+    """Return the topic of the CameraInfo beside an image."""
+    return f"{_split_topic(image_topic)[0]}/camera_info"
+
+
+def _split_topic(image_topic: str) -> tuple[str, str]:
+    """Return the namespace of an image's topic, and its name there without the transport."""
+    parent, _, leaf = image_topic.rpartition("/")
+    if leaf in _TRANSPORTS:
+        parent, _, leaf = parent.rpartition("/")
+    return parent, leaf
+
+
+@contextmanager
+def _reasons(cameras: dict[str, Camera | str], topic: str, images: Iterable[str]) -> Iterator[None]:
+    """Store an error of the block as the reason why cameras of `images` are unknown."""
+    try:
+        yield
+    except SourceError as error:
+        cameras.update(dict.fromkeys(images, f"{topic}: {error.message}, got {error.got}"))
 
 
 def _decode_info(topic: Topic, data: bytes, path: Path) -> dict[str, Camera]:

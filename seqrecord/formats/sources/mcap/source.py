@@ -60,8 +60,9 @@ class McapSource(TopicSource):
     unless `map` names them.
 
     The CameraInfo beside an image (`/front/camera_info` for `/front/image_raw`) is its `camera` in
-    the metadata: intrinsics, size and distortion, for `/front/image_rect…` from `P`. If `poses` has
-    its frame, `camera_poses` in the metadata names the feature with the camera's poses.
+    the metadata: intrinsics, size and distortion, for `/front/image_rect…` from `P`. It does not
+    depend on the selected features. If `poses` has its frame, `camera_poses` in the metadata names
+    the feature with the camera's poses.
 
     `/camera/image_raw` becomes the feature `camera.image_raw`. Messages with several values give
     several features, for example `imu.data.orientation` [x, y, z, w], `imu.data.angular_velocity`
@@ -108,7 +109,7 @@ class McapSource(TopicSource):
                 raise SourceError("no such episode", file=str(path))
             recording = self.recordings[info.key]
             aligned = self._aligned(recording)
-            all_messages = recording.messages([*self.topics, *self.cameras.topics])
+            all_messages = recording.messages([*self.topics, *self.cameras.read_topics])
             checked_messages = self.cameras.check_messages(recording, all_messages)
             videos = {
                 topic: TopicVideo(recording, topic, self.topics[topic].specs[""])
@@ -224,7 +225,7 @@ class McapSource(TopicSource):
 
     @property
     def _aligned_topics(self) -> list[str]:
-        return [*self.topics, *(self.cameras.topics if self.intrinsics == "frames" else ())]
+        return [*self.topics, *(self.cameras.read_topics if self.intrinsics == "frames" else ())]
 
     def _times_of(self, recording: Recording) -> dict[str, npt.NDArray[np.int64]]:
         """Return the messages' times by topic: log times, or header stamps where there are any."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import filterfalse
 
@@ -14,7 +15,7 @@ from seqrecord.formats.sources.common.aligning import ALIGNMENTS
 from seqrecord.formats.sources.common.originals import FirstError, Originals
 from seqrecord.formats.sources.common.specs import feature_name, select_schema
 from seqrecord.formats.sources.mcap.bags import Topic
-from seqrecord.formats.sources.mcap.cameras import CAMERA_INFO, ImageCameras
+from seqrecord.formats.sources.mcap.cameras import CAMERA_INFO, ImageCameras, info_topic
 from seqrecord.formats.sources.mcap.features import TopicFeatures
 from seqrecord.formats.sources.mcap.messages import READABLE, VIDEOS, can_read, decoder
 from seqrecord.formats.sources.mcap.recordings import Recording, find_recordings
@@ -203,8 +204,20 @@ class TopicSource(Originals):
 
     @cached_property
     def cameras(self) -> ImageCameras:
-        images = {topic: [*features.specs.values()] for topic, features in self.topics.items()}
-        return ImageCameras(self.offered, images, is_constant=self.intrinsics == "constant")
+        """Cameras of all images: an episode's metadata must not depend on the selected features."""
+        images = {topic: self._image_specs(topic, name) for topic, name in self._prefixes.items()}
+        is_constant = self.intrinsics == "constant"
+        return ImageCameras(self.offered, images, self.features, is_constant=is_constant)
+
+    def _image_specs(self, topic: str, prefix: str) -> list[FeatureSpec]:
+        """Return the features of a topic, also of an image that is not selected."""
+        features = self.topics.get(topic)
+        is_image = self.offered[topic].type.endswith(_IMAGES)
+        has_camera = is_image and info_topic(topic) in self.offered
+        if features is None and self.features is not None and has_camera:
+            with suppress(SourceError, MissingPackageError):  # raised where it is selected
+                features = self._first_features(topic, prefix, None)
+        return [] if features is None else [*features.specs.values()]
 
     @cached_property
     def frame_ids(self) -> dict[str, str]:
