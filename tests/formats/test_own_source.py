@@ -23,7 +23,7 @@ from tests.formats.format_cases.webdataset import write_samples
 from tests.formats.timed_originals import GAP, REGULAR, TIMED
 from tests.formats.timed_source import CUTS, TIMES, Recording, Timed
 from tests.kit import command_line
-from tests.kit.datasets import write_dataset
+from tests.kit.datasets import columns, write_dataset
 from tests.kit.processes import run_python
 from tests.kit.tiny import read_all
 from tests.kit.trees import make_frames, write_v1
@@ -258,6 +258,28 @@ def test_gaps_in_timestamps_that_are_not_selected(tmp_path: Path, name: str) -> 
     np.testing.assert_equal([frame for part in parts.values() for frame in part], frames)
     with seqrecord.open(tmp_path / "r") as dataset:  # no part has a gap
         assert [episode.fps for episode in dataset.episodes.values()] == [10, 10]
+
+
+@pytest.mark.parametrize("name", ["dataset", "exported"])
+def test_another_timestamp_is_not_the_clock(tmp_path: Path, name: str) -> None:
+    """If it is the only one that is selected, the times of the original still count."""
+    stamped = {"kind": "timestamp", "unit": "s"}
+    frames = columns(x=range(9), timestamp=GAP, sent=REGULAR)
+    root, described = tmp_path / "dataset", {"timestamp": stamped, "sent": stamped}
+    write_dataset(root, {"e": frames}, features=described)
+    if name == "exported":
+        seqrecord.export.to_files(root, None, tmp_path / name)
+        root = tmp_path / name
+    source = seqrecord.open_source(root, features=["x", "sent"])
+    report = convert(source, tmp_path / "whole", workers=1, fps=10)
+    assert any("fps ignored for 1 episode" in note for note in report.inventory.notes)
+    with seqrecord.open(tmp_path / "whole") as dataset:
+        assert ([*dataset.features], dataset.episodes["e"].fps) == (["x", "sent"], None)
+    if name == "exported":
+        report = convert(source, tmp_path / "parts", workers=1, fps=10, split_at_gaps=0.5)
+        assert report.written == ("e/0", "e/1")
+        with seqrecord.open(tmp_path / "parts") as dataset:
+            assert [episode.fps for episode in dataset.episodes.values()] == [10, 10]
 
 
 def test_names_that_are_no_times(tmp_path: Path) -> None:

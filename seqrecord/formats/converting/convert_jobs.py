@@ -33,7 +33,7 @@ from seqrecord.in_place.file_types import explained
 from seqrecord.in_place.limits import check_frames
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.text import encode_metadata
-from seqrecord.store.format.time_spans import clock_of
+from seqrecord.store.format.time_spans import CLOCKS, clock_of
 from seqrecord.store.originals.inventory import format_of
 from seqrecord.store.originals.protocol import (
     EpisodeInfo,
@@ -366,8 +366,11 @@ def _write_frames(
 
 
 def _check_rate(files: RecordFileWriter, job: Job, info: EpisodeInfo) -> None:
-    """Compare the episode's fps with its times, if no feature of the dataset has them."""
-    if info.fps is None or clock_of(job.schema) is not None:
+    """Compare the episode's fps with the times of the original, if no feature surely has them.
+
+    The only timestamp among selected features need not be the clock of all.
+    """
+    if info.fps is None or clock_of(job.schema) in CLOCKS:
         return
     with boundary(episode=info.key):
         times = timestamps_of(job.source, info)

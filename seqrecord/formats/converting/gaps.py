@@ -16,7 +16,7 @@ from seqrecord.in_place.boundary import boundary, check_unexpected
 from seqrecord.in_place.file_types import explained
 from seqrecord.in_place.remote_source import narrowed
 from seqrecord.store.feature_kinds import size_in
-from seqrecord.store.format.time_spans import clock_of, is_plausible
+from seqrecord.store.format.time_spans import CLOCKS, clock_of, is_plausible
 from seqrecord.store.originals.protocol import EpisodeInfo, Source, blocks_of, timestamps_of
 from seqrecord.store.originals.wrapping import Scope, SourceWrapper
 from seqrecord.store.schema import Block, Frame, Schema
@@ -116,33 +116,40 @@ def _cut(items: Iterator[_T], part: _Part, position: int = 0) -> Iterator[tuple[
 
 @dataclass(frozen=True)
 class _Clock:
-    """Times of a source's frames: a feature, or the times that the source has beside features."""
+    """Times of a source's frames: a feature, or the times that the source has beside features.
 
-    source: Any
+    With `is_recorded`, an episode's times are those beside features, if it has any.
+    """
+
+    source: Source
     schema: Schema
     feature: str | None
+    is_recorded: bool
 
     @classmethod
     def of(cls, source: Source, schema: Schema, episodes: Sequence[EpisodeInfo]) -> _Clock:
         """Raises `SchemaError` without timestamps."""
         feature = clock_of(schema)
-        if feature is not None:
-            return cls(_clock_only(source, feature, episodes), schema, feature)
-        if not _has_times(source, episodes):
+        # The only timestamp among selected features need not be the clock of all.
+        is_recorded = feature not in CLOCKS and _has_times(source, episodes, feature)
+        if feature is None and not is_recorded:
             raise SchemaError(
                 "split_at_gaps needs timestamps; name the feature's kind (--kind "
                 "FEATURE=timestamp)",
                 expected="a feature of kind timestamp",
                 got=", ".join(schema),
             )
-        return cls(source, schema, None)
+        if feature is not None and not is_recorded:
+            source = _clock_only(source, feature, episodes)
+        return cls(source, schema, feature, is_recorded)
 
     def steps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
         """Seconds between successive frames of an episode: [frames - 1]."""
-        if self.feature is None:
-            return _distances(_finite_times(self.source, info))
-        times = _values(self.source, info, self.feature)
-        return _distances(times) * _unit_size(self.schema, self.feature, times)
+        times = timestamps_of(self.source, info) if self.is_recorded else None
+        if self.feature is None or times is not None:
+            return _distances(_finite_times(times, info))
+        values = _values(self.source, info, self.feature)
+        return _distances(values) * _unit_size(self.schema, self.feature, values)
 
 
 def split_at_gaps(
@@ -209,8 +216,11 @@ def split_at_gaps(
     return kind(source, parts), note, bad
 
 
-def _has_times(source: Source, episodes: Sequence[EpisodeInfo]) -> bool:
-    """Whether the source has times of any episode beside its features."""
+def _has_times(source: Source, episodes: Sequence[EpisodeInfo], feature: str | None) -> bool:
+    """Whether the source has times of any episode beside its features.
+
+    Errors count as times, which raise them again, unless a `feature` has times.
+    """
     if getattr(source, "timestamps", None) is None:
         return False
     for info in episodes:
@@ -219,13 +229,15 @@ def _has_times(source: Source, episodes: Sequence[EpisodeInfo]) -> bool:
                 if timestamps_of(source, info) is not None:
                     return True
         except SourceError:
-            return True  # reading its times raises the error again
+            if feature is None:
+                return True
     return not episodes
 
 
-def _finite_times(source: Source, info: EpisodeInfo) -> npt.NDArray[np.float64]:
-    """Times of an episode's frames; raises `SourceError` if a frame has none."""
-    times = timestamps_of(source, info)
+def _finite_times(
+    times: npt.NDArray[np.float64] | None, info: EpisodeInfo
+) -> npt.NDArray[np.float64]:
+    """Return the times of an episode's frames; raises `SourceError` if a frame has none."""
     if times is None or not np.isfinite(times).all():
         raise SourceError(
             "the episode has no times, by which episodes are split",

@@ -55,9 +55,9 @@ class Source(Protocol):
       these features; it yields an empty dict per frame if there are no others. `describe_video`
       gives the codec for the schema. A `Gop` in another codec has a `config`.
     - `timestamps(info)` returns the frames' times in seconds, float64 [frames], or `None` for an
-      episode without times. `convert` calls it if the schema has no timestamp feature, for example
-      because it is not selected: to split at gaps, and for an episode with an `fps`. If the two
-      disagree, the `fps` is dropped.
+      episode without times. `convert` calls it to split at gaps, and for an episode with an `fps`,
+      unless `schema` has a timestamp feature `timestamp` or `log_time`: the times may be in a
+      feature that is not selected. If `fps` and times disagree, the `fps` is dropped.
     - `account()` returns an `Account`: data in the original that the source does not pack.
 
     Example:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from seqrecord.store.feature_kinds import size_in
 from seqrecord.store.format.footer import EpisodePart
 from seqrecord.store.format.frame_rates import RateComparison
-from seqrecord.store.format.time_spans import clock_of, is_plausible
-from seqrecord.store.schema import Schema
+from seqrecord.store.format.time_spans import is_plausible
+from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import counted
 
 _PENDING = 1 << 12  # timestamps compared together
@@ -54,17 +54,14 @@ def irregular_notes(episodes: Sequence[IrregularEpisode]) -> list[str]:
 class RateCheck:
     """Compares fps and timestamps of one episode after the other.
 
-    `feature` is the timestamp feature of the schema, or `None`: then timestamps are in seconds.
+    `clock` is the feature of the timestamps. `None`: they are of the original, in seconds.
     """
 
-    def __init__(self, schema: Schema) -> None:
-        self.feature = clock_of(schema)
-        unit = None if self.feature is None else schema[self.feature].unit
+    def __init__(self, clock: FeatureSpec | None) -> None:
+        self._feature, unit = (None, "s") if clock is None else (clock.name, clock.unit)
         size = size_in(unit, "s")
         self._sizes = _UNITS if size is None else {str(unit): size}
         self._is_known = size is not None
-        if self.feature is None:  # timestamps of the original
-            self._sizes, self._is_known = {"": 1.0}, True
         self._episode: EpisodePart | None = None
 
     def begin(self, episode: EpisodePart) -> None:
@@ -115,6 +112,6 @@ class RateCheck:
                 comparison.add(times.reshape(-1), numbers)
 
     def _clock(self, unit: str) -> str:
-        if self.feature is None:
+        if self._feature is None:
             return "timestamps of the original"
-        return f"{self.feature} in {unit}" + ("" if self._is_known else ", assumed unit")
+        return f"{self._feature} in {unit}" + ("" if self._is_known else ", assumed unit")

@@ -23,7 +23,7 @@ from seqrecord.store.format.page_kinds import (
 )
 from seqrecord.store.format.pages import check_fits
 from seqrecord.store.format.rows import MAX_EPISODE_FRAMES, may_be_references
-from seqrecord.store.format.time_spans import TimeSpanCollector, timestamp_features
+from seqrecord.store.format.time_spans import TimeSpanCollector, clock_of, timestamp_features
 from seqrecord.store.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.store.statistics.collecting import StatisticsCollector
 from seqrecord.store.storage.base import Storage
@@ -85,7 +85,10 @@ class RecordFileWriter(ChunkWriter):
             if name in watched and not page_kind(spec).in_slices
         ]
         self._time_spans = {name: TimeSpanCollector() for name in timestamp_features(schema)}
-        self._rate = RateCheck(schema)
+        clock = clock_of(schema)
+        feature = None if clock is None else schema[clock]
+        # By feature; `None` for timestamps that no feature has.
+        self._rates = {clock: RateCheck(feature), None: RateCheck(None)}
         self.irregular: list[IrregularEpisode] = []  # whose fps their timestamps contradict
         self._flushed_irregular: str | None = None  # key of the last entry of this episode
         self._key, self._start = "", 0  # of the episode, see `begin_part`
@@ -128,7 +131,8 @@ class RecordFileWriter(ChunkWriter):
             group.begin(chunk_frames)
         for time_spans in self._time_spans.values():
             time_spans.begin()
-        self._rate.begin(replace(episode, key=self._key))
+        for rate in self._rates.values():
+            rate.begin(replace(episode, key=self._key))
         self._flushed_irregular = None
         self._statistics.begin(self._key, -start)
         for name in self._referred:
@@ -220,8 +224,8 @@ class RecordFileWriter(ChunkWriter):
         self, name: str, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
     ) -> None:
         self._time_spans[name].add(times, numbers)
-        if name == self._rate.feature:
-            self._rate.add(times, numbers - self._start)
+        if name in self._rates:
+            self._rates[name].add(times, numbers - self._start)
 
     def append_video(self, name: str, video: Any) -> None:
         """Keep the next frames of a video feature in their encoding: a `Gop` or similar.
@@ -244,12 +248,13 @@ class RecordFileWriter(ChunkWriter):
         self._write_chunks(group)
 
     def check_times(self, times: npt.NDArray[np.float64]) -> None:
-        """Compare the fps with timestamps in seconds, float64 [frames], if no feature has them."""
-        self._rate.add(times, np.arange(len(times)))
+        """Compare the fps also with timestamps in seconds, float64 [frames], of no feature."""
+        self._rates[None].add(times, np.arange(len(times)))
 
     def _is_regular(self) -> bool:
         """Whether the episode's timestamps so far agree with its fps."""
-        contradiction = self._rate.contradiction()
+        contradictions = (rate.contradiction() for rate in self._rates.values())
+        contradiction = next(filter(None, contradictions), None)
         if self._episode is not None and self._key == self._flushed_irregular:
             self.irregular.pop()  # the mean rate of all frames counts
         self._flushed_irregular = contradiction.episode if contradiction else None
