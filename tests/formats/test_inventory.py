@@ -279,6 +279,8 @@ def test_the_inventory_of_lerobot(tmp_path: Path, version: str) -> None:
         "note      splits overlap: an episode gets the last of its splits",
         f"note      {rates}",
     }
+    splits = [info.metadata.get("split") for info in open_source(root).episodes()]
+    assert splits == [None, None, "held/out"]
     chosen = inventory_of(open_source(root, without_video=True)).left_out
     assert [each.pattern for each in chosen if "not selected" in each.reason] == [
         f"feature {name}" for name in CAMERAS

@@ -77,7 +77,6 @@ def test_metadata(tmp_path: Path, version: str) -> None:
         "episode_index": 1,
         "tasks": ["place", "pick"],
         "robot_type": "arm",
-        "split": "train",
         "names": {"observation.state": ["x", "y", "grip"], "action": {"motors": ["a", "b"]}},
     }
 

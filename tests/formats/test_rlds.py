@@ -37,8 +37,7 @@ def test_a_dataset_written_by_tfds(tmp_path: Path) -> None:
         assert keys == ["train/000000", "train/000001", "val/000000"]
     source = open_source(root)
     info = source.episodes()[1]
-    assert {key: info.metadata[key] for key in ("split", "file", "episode_metadata")} == {
-        "split": "train",
+    assert {key: info.metadata[key] for key in ("file", "episode_metadata")} == {
         "file": TRAIN,
         "episode_metadata": {"file_path": "/data/train/1.h5", "success": False, "weight": 0.25},
     }
@@ -330,17 +329,24 @@ def test_episode_features_in_the_metadata(tmp_path: Path) -> None:
         "many": (tensor("float32", 65), [0.0] * 65), "few": (tensor("float32", 2), [0.5, 1.0]),
         "nan": (tensor("float32"), [nan]), "wide": (tensor("uint64"), [-1]),
         "image": ({"image": {"dtype": "uint8"}}, [b""]),
+        "split": ({"text": {}}, [b"odd"]), "file": ({"text": {}}, [b"mine"]),
     }  # fmt: skip
     values = {"steps/state": [1.0, 2.0], **{name: value for name, (_, value) in beside.items()}}
     write_set(tmp_path, [example(values), example({**values, "a": [2**40]})])
     description = features_json(STATE, **{name: feature for name, (feature, _) in beside.items()})
     (tmp_path / "features.json").write_text(description)
     one, two = open_source(tmp_path).episodes()
-    assert {k: v for k, v in one.metadata.items() if k not in ("split", "file", "offset")} == {
-        "a": 1, "c": {"d": "\ufffdd"}, "few": [0.5, 1.0], "wide": 2**64 - 1,
+    assert {k: v for k, v in one.metadata.items() if k not in ("file", "offset")} == {
+        "a": 1, "c": {"d": "\ufffdd"}, "few": [0.5, 1.0], "wide": 2**64 - 1, "split": "odd",
     }  # fmt: skip
     assert two.metadata["a"] == {"b": 2}  # 2^40 is no int32
     assert two.metadata["few"] == [0.5, 1.0]
+    left_out = {row.pattern: row for row in inventory_of(open_source(tmp_path)).left_out}
+    row = left_out["episode feature file"]
+    assert (row.count, row.reason) == (
+        2,
+        "the metadata has the place of the record under its name",
+    )
 
 
 BROKEN_FEATURES: list[tuple[str | dict[str, Any], str]] = [

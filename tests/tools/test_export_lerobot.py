@@ -204,7 +204,7 @@ def test_splits_are_ranges(tmp_path: Path, records: Path, caplog: pytest.LogCapt
     some = ["episode_000000", "episode_000001"]
     assert exported("rest", episodes=some) == ({"val": "0:1"}, [0, 1])
     infos = open_source(tmp_path / "some").episodes()
-    assert [info.metadata.get("split") for info in infos] == ["val", None, "train"]
+    assert [info.split for info in infos] == ["val", None, "train"]
     assert "not consecutive" not in caplog.text
     split_episodes(records, ["episode_000000", "episode_000002"], "train")
     assert exported("moved") == ({"train": "0:2"}, [0, 2, 1])
@@ -227,6 +227,7 @@ def test_splits_of_a_lerobot_dataset_come_back(tmp_path: Path) -> None:
         seqrecord.convert(open_source(root), records, workers=1)
         with seqrecord.open(records) as dataset:
             assert {name: [*episodes] for name, episodes in dataset.splits.items()} == stored
+            assert not any("split" in each.metadata for each in dataset.episodes.values())
         out = to_lerobot(records, tmp_path / f"out{number}")
         assert json.loads((out / "meta/info.json").read_text())["splits"] == declared
     assert split_dataset(records, {"train": 0.7, "val": 0.3}) == {"train": 2, "val": 1}

@@ -50,6 +50,7 @@ from seqrecord.formats.sources.lerobot.videos import LeRobotVideos, depth_scale,
 from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.files import is_file
 from seqrecord.in_place.references import external_files, identity_of_files
+from seqrecord.store.format.manifest import SPLIT_NAME
 from seqrecord.store.format.references import ExternalFile
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.processes.forks import cached_property
@@ -85,9 +86,10 @@ class LeRobotSource(InPlace):
     Index columns become texts, since the numbers differ between datasets: `task_index` becomes the
     feature `task`; `subtask_index` becomes `subtask` if there is `meta/subtasks.parquet`; so do
     GR00T's `annotation.…` columns if there is `meta/modality.json`. An episode's metadata has
-    `episode_index` (its number in this dataset), `tasks`, `robot_type`, `split`, and `names` of
-    feature elements. Splits of `info.json` are stored, unless all episodes are in `train`, which is
-    what LeRobot writes if nobody divides them: `seqrecord split` does.
+    `episode_index` (its number in this dataset), `tasks`, `robot_type`, and `names` of feature
+    elements. Splits of `info.json` are splits of the dataset, unless all episodes are in `train`,
+    which is what LeRobot writes if nobody divides them: `seqrecord split` does. A name that no
+    split may have is `split` in the metadata.
 
     Of lerobot's language columns, `language_persistent` is in an episode's metadata;
     `language_events` is a text feature, each frame's list as JSON, empty without events. `language`
@@ -389,7 +391,8 @@ class LeRobotSource(InPlace):
         metadata: dict[str, Any] = {"episode_index": episode.index, "tasks": list(episode.tasks)}
         if self._info.robot_type is not None:
             metadata["robot_type"] = self._info.robot_type
-        if (split := self._info.split_of(episode.index)) is not None:
+        split = self._info.split_of(episode.index)
+        if split is not None and not SPLIT_NAME.fullmatch(split):
             metadata["split"] = split
         if names := self._names:
             metadata["names"] = names

@@ -50,6 +50,7 @@ from seqrecord.store.schema import FeatureSpec, Frame, Schema
 from seqrecord.store.text import counted
 
 _DECLARED = INFO  # metadata key: numbers of declared and found records
+_PLACE = ("file", "offset")  # metadata keys: where an episode's record is
 _MAX_VALUES = 64
 # The first record may be damaged: tests/formats/test_rlds.py has
 # test_a_bad_first_record_of_the_only_shard.
@@ -219,7 +220,7 @@ class RldsSource(Originals):
 
         def add(offset: int, steps: int, metadata: dict[str, Any]) -> None:
             key = f"{shard.split}/{ordinal + len(infos):06d}"
-            place = {"split": shard.split, "file": shard.file, "offset": offset}
+            place = dict(zip(_PLACE, (shard.file, offset), strict=True))
             infos.append(EpisodeInfo(key, max(steps, 1), {**metadata, **place}))
 
         damage: SourceError | None = None
@@ -389,12 +390,14 @@ def _account_of(
             suffix = "" if feature.can_be_read else f", no reader ({feature.kind})"
             left_out.append(not_selected(f"feature {feature.name}", steps, "steps", also=suffix))
     for feature in features.episode:
-        if num_absent := sum(not _has(info.metadata, feature.key) for info in infos):
-            reason = (
-                "not short text or numbers"
-                if feature.can_be_read
-                else f"no reader ({feature.kind})"
-            )
+        is_hidden = feature.key.partition("/")[0] in _PLACE
+        num_absent = sum(is_hidden or not _has(info.metadata, feature.key) for info in infos)
+        if num_absent:
+            reason = f"no reader ({feature.kind})"
+            if is_hidden:
+                reason = "the metadata has the place of the record under its name"
+            elif feature.can_be_read:
+                reason = "not short text or numbers"
             left_out.append(
                 LeftOut(f"episode feature {feature.key}", num_absent, reason, "episodes")
             )
