@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -399,6 +400,17 @@ def test_a_damaged_note_of_an_index_is_no_note(tmp_path: Path, home: Path) -> No
 def index_of(root: Path) -> str:
     with seqrecord.open(root) as dataset:
         return dataset.url
+
+
+def test_an_index_of_another_layout_is_made_again(tmp_path: Path, home: Path) -> None:
+    """It may have read the original in another way. The old index stays: a job may read it."""
+    root = made(tmp_path / "original", "lerobot with video")
+    url = index_of(root)
+    [path] = home.glob("indexes/*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layout": "0"}))
+    new_url = index_of(root)
+    assert {str(folder) for folder in home.glob("indexes/*-*")} == {url, new_url}
+    assert url != new_url == index_of(root)
 
 
 def test_three_processes_index_once(tmp_path: Path, home: Path) -> None:

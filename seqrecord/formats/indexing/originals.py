@@ -2,7 +2,7 @@
 
 ::
 
-    SEQRECORD_HOME/indexes/PLACE.json      entry: folder, the original's state, unread parts
+    SEQRECORD_HOME/indexes/PLACE.json      entry: folder, layout, original's state, unread parts
     SEQRECORD_HOME/indexes/PLACE.lock      locked during creation
     SEQRECORD_HOME/indexes/PLACE-…/        the index: a dataset whose video is in the original
 
@@ -69,6 +69,9 @@ from seqrecord.store.writing.destination import WriteMode
 
 _logger = logging.getLogger("seqrecord")
 
+# Of indexes: another number makes all again, where sources read originals in another way. Indexes
+# without a number lack splits.
+_LAYOUT = "1"
 _LOGGED_LINES = 10  # lines of the inventory
 
 
@@ -94,9 +97,9 @@ def find_index(
     """Return the index of the original at `location`; creates it if needed.
 
     Episodes and features that cannot be read are left out, and recorded with the reasons. If the
-    original has new episodes, they are added; after other changes the index is recreated.
-    One process creates it, others wait. `None` if there is no LeRobot dataset and no folder of
-    videos.
+    original has new episodes, they are added; after other changes the index is recreated, and so is
+    one of another `_LAYOUT`. One process creates it, others wait. `None` if there is no LeRobot
+    dataset and no folder of videos.
 
     `options` are `features`, and arguments of the original's format; each combination has an index
     of its own.
@@ -243,7 +246,7 @@ class _OriginalIndex:
             return self._index_of(note)
         self.source = _reference_source(self.source)
         begin, content = time.monotonic(), self._content()
-        if note is not None and self._is_unchanged(note) and self._has_grown(note):
+        if note is not None and self._is_valid(note) and self._has_grown(note):
             folder = self._folder(note)
             report = self._index(folder, "append")
         else:
@@ -254,7 +257,7 @@ class _OriginalIndex:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
         new_note = {"original": self.shown, "identity": identity, "content": content}
-        new_note |= {"folder": folder.name, "size": _size_of(folder)}
+        new_note |= {"folder": folder.name, "size": _size_of(folder), "layout": _LAYOUT}
         bad = BadEpisodes.of(
             (episode.info, episode.cause) for episode in report.bad if not episode.is_other_size
         )
@@ -287,10 +290,12 @@ class _OriginalIndex:
         return self._index_of(note)
 
     def _is_current(self, note: dict[str, str], identity: str) -> bool:
-        return note["identity"] == identity and self._is_unchanged(note)
+        return note["identity"] == identity and self._is_valid(note)
 
-    def _is_unchanged(self, note: dict[str, str]) -> bool:
-        """Whether files that were new when indexed have the same content."""
+    def _is_valid(self, note: dict[str, str]) -> bool:
+        """Whether it has this layout, and files that were new when indexed are the same."""
+        if note["layout"] != _LAYOUT:
+            return False
         with closing(ExternalFiles(LocalStorage(self._folder(note)))) as externals:
             try:
                 check_new(externals)
@@ -309,7 +314,8 @@ class _OriginalIndex:
         """Read the index's entry; `None` if missing or unusable."""
         with suppress(OSError, ValueError, SeqRecordError):
             note = json.loads(self.base.with_suffix(".json").read_text())
-            names = {"original", "identity", "content", "folder", "size", "bad", "unreadable"}
+            names = {"original", "identity", "content", "folder", "size", "layout"}
+            names |= {"bad", "unreadable"}
             if (
                 isinstance(note, dict)
                 and note.keys() == names
