@@ -139,6 +139,28 @@ def test_texts(tmp_path: Path) -> None:
         frames_of(Hdf5Source(tmp_path))
 
 
+def test_values_with_the_names_of_an_episodes_place(tmp_path: Path) -> None:
+    """They are not where the episode is."""
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        file["action"] = file["observations/qpos"] = np.arange(6.0).reshape(3, 2)
+        file.attrs["group"] = "kitchen"
+    source = open_source(tmp_path)
+    assert [frame["action"].tolist() for frame in frames_of(source)] == [[0, 1], [2, 3], [4, 5]]
+    assert source.episodes()[0].metadata == {"layout": "ALOHA", "file": "a.hdf5"}
+    [row] = inventory_of(source).left_out
+    assert (row.pattern, row.count) == ("value group", 1)
+
+
+def test_two_datasets_of_one_feature_name(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for name in ("action", "observations/arm/qpos", "observations/arm.qpos"):
+            file[name] = np.zeros((3, 2))
+    with pytest.raises(SourceError, match=r"same feature name.*observations.arm.qpos"):
+        open_source(tmp_path).schema()
+    places = {"qpos": "observations/arm/qpos"}
+    assert len(frames_of(open_source(tmp_path, map=places))) == 3
+
+
 def test_a_map_names_features_of_any_layout(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "run.h5", "w") as file:
         file["sensors/front/rgb"] = np.arange(2 * 4 * 5 * 3, dtype="u1").reshape(2, 4, 5, 3)

@@ -17,7 +17,7 @@ import pytest
 
 from seqrecord import open_source
 from seqrecord.errors import SourceError
-from seqrecord.sources import ZarrSource
+from seqrecord.sources import ZarrSource, inventory_of
 from tests.formats.format_cases.replay_buffers import write_buffer
 from tests.kit.datasets import noise
 from tests.kit.source_faults import check_refused, frames_of, write
@@ -65,6 +65,19 @@ def test_a_buffer_in_a_folder_of_its_name(tmp_path: Path) -> None:
     assert [info.key for info in source.episodes()] == ["pusht/000000", "pusht/000001"]
     read = [frame["action"] for frame in frames_of(source, 1)]
     np.testing.assert_array_equal(read, arrays["action"][4:])
+
+
+def test_values_with_the_names_of_an_episodes_place(tmp_path: Path) -> None:
+    """They are not where the episode is."""
+    path = tmp_path / "pusht.zarr"
+    arrays = write_buffer(path, (4, 2))
+    numbers = np.array([1, 0])
+    zarr.open_group(str(path), mode="r+").create_array("meta/number", data=numbers, chunks=(2,))
+    source = open_source(path)
+    read = [frame["action"] for frame in frames_of(source, 1)]
+    np.testing.assert_array_equal(read, arrays["action"][4:])
+    left_out = {row.pattern: row.reason for row in inventory_of(source).left_out}
+    assert left_out["meta/number"].endswith("or called buffer or number")
 
 
 def test_images_of_the_codec_that_umi_uses(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,13 @@ class Hdf5Account:
             else:
                 reason = f"{NOT_SELECTED} or without_video="
                 self._leave_out(f"feature {feature}", reason)
+
+    def beside(self, metadata: Mapping[str, Any], place: Collection[str]) -> dict[str, Any]:
+        """Return an episode's metadata without the keys of its `place`, which are counted."""
+        for name in metadata.keys() & place:
+            reason = "the metadata has the place of the episode under its name"
+            self._leave_out(f"value {name}", reason, is_data=True)
+        return {name: value for name, value in metadata.items() if name not in place}
 
     def add_file(self, file: Any, name: str, demos: Sequence[str]) -> None:
         """Count data outside of robomimic's demonstrations, and check that masks name existing

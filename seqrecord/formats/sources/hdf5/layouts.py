@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -145,12 +145,8 @@ def _layout_of(file: Any, group: str, datasets_by_path: Mapping[str, Any]) -> st
 
 def _aloha(file: Any, datasets_by_path: Mapping[str, Any], path: Path) -> Hdf5Episode:
     episode = _sort_datasets("ALOHA", datasets_by_path, path, attributes(file))
-    feature_datasets = {
-        name.replace("/", "."): dataset
-        for name, dataset in episode.stored.items()
-        if name not in AUXILIARY
-    }
-    return replace(episode, stored=feature_datasets, num_frames=declared_rows(file))
+    stored = (item for item in episode.stored.items() if item[0] not in AUXILIARY)
+    return replace(episode, stored=_by_feature(stored), num_frames=declared_rows(file))
 
 
 def _robomimic(
@@ -159,7 +155,7 @@ def _robomimic(
     demo = group.rpartition("/")[2]
     metadata = {"demonstration": demo, **attributes(file[group], without=("model_file",))}
     episode = _sort_datasets("robomimic", datasets_by_path, path, metadata)
-    feature_datasets = {name.replace("/", "."): dataset for name, dataset in episode.stored.items()}
+    feature_datasets = _by_feature(episode.stored.items())
     environment = _environment(file["data"])
     if isinstance(environment.get("env_name"), str):
         episode.metadata["env_name"] = environment["env_name"]
@@ -188,7 +184,7 @@ def _droid(file: Any, datasets_by_path: Mapping[str, Any], path: Path) -> Hdf5Ep
         if metadata.get(f"{camera}_cam_serial")
     }
     episode = _sort_datasets("DROID", datasets_by_path, path, attributes(file))
-    feature_datasets: dict[str, Any] = {}
+    named_datasets: list[tuple[str, Any]] = []  # by path with names of cameras
     left_out = list(episode.left_out)
     for name, dataset in episode.stored.items():
         *parents, leaf = name.split("/")
@@ -197,10 +193,11 @@ def _droid(file: Any, datasets_by_path: Mapping[str, Any], path: Path) -> Hdf5Ep
             continue
         head, _, tail = leaf.partition("_")
         leaf = "_".join(filter(None, (serials.get(head, head), tail)))
-        feature_datasets[".".join([*parents, leaf])] = dataset
+        named_datasets.append(("/".join([*parents, leaf]), dataset))
     episode.metadata.update(metadata)
     videos = _droid_videos(path.parent, serials)
-    return replace(episode, stored=feature_datasets, left_out=left_out, videos=videos)
+    stored = _by_feature(named_datasets)
+    return replace(episode, stored=stored, left_out=left_out, videos=videos)
 
 
 def _droid_videos(folder: Path, serials: Mapping[str, str]) -> dict[str, Path]:
@@ -252,6 +249,20 @@ def _map_features(datasets_by_path: Mapping[str, Any], places: Mapping[str, str]
                 + ", ".join(f"/{name}" for name in list(datasets_by_path)[:_SHOWN]),
             )
         feature_datasets[feature] = datasets_by_path[place.strip("/")]
+    return feature_datasets
+
+
+def _by_feature(named_datasets: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return datasets by feature name: their paths with dots. Raises `SourceError` for two."""
+    feature_datasets: dict[str, Any] = {}
+    for name, dataset in named_datasets:
+        feature = name.replace("/", ".")
+        if (first_dataset := feature_datasets.setdefault(feature, dataset)) is not dataset:
+            raise SourceError(
+                "two datasets have the same feature name; choose one by --map FEATURE=PATH",
+                feature=feature,
+                got=f"{first_dataset.name} and {dataset.name}",
+            )
     return feature_datasets
 
 

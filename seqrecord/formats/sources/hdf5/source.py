@@ -55,6 +55,7 @@ from seqrecord.video.gops import DecodedFrame, Gop
 from seqrecord.video.references import ReferencedGops
 
 _ORDERS = ("rgb", "bgr")
+_PLACE = ("file", "group")  # metadata keys: where an episode is
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class Hdf5Source(ScannedSource):
                         if episode.videos:
                             known_names = {spec.name for spec in [*scan.specs, *specs]}
                             specs += self._video_specs(episode, known_names)
-                        metadata = {**episode.metadata, **place.metadata}
+                        metadata = {**counts.beside(episode.metadata, _PLACE), **place.metadata}
                         info = EpisodeInfo(place.key, _num_frames(episode), metadata, episode.fps)
                         scan.episodes.append(info)
                         scan.specs += specs

@@ -66,7 +66,11 @@ _ZIP = ".zarr.zip"
 _ENDS = "meta/episode_ends"
 _MOST_CHUNKS = 1_000_000  # chunks of an array that are listed
 _MOST_REMOTE = 1_000  # on a URL, where each folder of chunks is a request
-_NOT_PACKED = {"data": "in a subgroup of data/", "meta": "not a finite number per episode"}
+_PLACE = ("buffer", "number")  # metadata keys: where an episode is
+_NOT_PACKED = {
+    "data": "in a subgroup of data/",
+    "meta": "not a finite number per episode, or called buffer or number",
+}
 _PICKLE = re.compile(r'"([^"]*\.)?pickle"')  # a codec's name
 _HIDDEN = (".zarray", ".zattrs", ".zgroup", ".zmetadata")  # metadata of Zarr 2
 
@@ -404,7 +408,7 @@ def _infos(path: Path, group: Any) -> list[EpisodeInfo]:
     infos = []
     start = 0
     for number, stop in enumerate(map(int, ends)):
-        metadata: dict[str, Any] = {"buffer": path.name, "number": number}
+        metadata: dict[str, Any] = dict(zip(_PLACE, (path.name, number), strict=True))
         metadata |= {name: values[number].item() for name, values in episode_values.items()}
         infos.append(EpisodeInfo(f"{_name(path)}/{number:06d}", max(0, stop - start), metadata))
         start = stop
@@ -412,11 +416,12 @@ def _infos(path: Path, group: Any) -> list[EpisodeInfo]:
 
 
 def _per_episode(group: Any, path: Path, count: int) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of `meta` with a finite number per episode."""
+    """Return the arrays of `meta` with a finite number per episode, without `_PLACE`."""
     values_by_name = {}
     for name in sorted(_group(group, "meta").array_keys()):
         array = _array(group, f"meta/{name}")
-        if name != "episode_ends" and array.shape == (count,) and array.dtype.kind in "biuf":
+        is_value = name not in ("episode_ends", *_PLACE)
+        if is_value and array.shape == (count,) and array.dtype.kind in "biuf":
             values = np.array(list(read_rows(array, path, 0, count)), array.dtype)
             if np.isfinite(values).all():
                 values_by_name[name] = values
