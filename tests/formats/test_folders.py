@@ -689,6 +689,26 @@ def test_tables_with_one_row_per_frame(tmp_path: Path) -> None:
     assert source.episodes()[0].metadata["columns"] == named
 
 
+def test_columns_without_a_name_of_their_own(tmp_path: Path) -> None:
+    """Also those of two tables with one name."""
+    run, base = tmp_path / "run", 1403636579763555585
+    _touch(run / "rgb", *numbered(3))
+    rows = "".join(f"{base + i},{i}.5,{base - i}\n" for i in range(3))
+    texts(run, **{"imu.csv": f",x,t\n{rows}", "imu.tsv": f",x,t\n{rows}"})
+    texts(run, **{"twice.csv": f"t,x,t\n{rows}", "plain.csv": ",x\n1,2\n3,4\n5,6\n"})
+    source = FolderSource(tmp_path)
+    exact = {"imu": ("timestamp", "t"), "imu.tsv": ("timestamp", "t"), "twice": ("t", "c2")}
+    names = [f"{table}.{part}" for table, parts in exact.items() for part in parts]
+    expected = {**dict.fromkeys(exact, "float64 [1]"), **dict.fromkeys(names, "int64 []")}
+    assert features(source) == {**expected, "plain": "float64 [2]", "rgb": "uint8 [4, 6, 3]"}
+    frame = frames_of(source)[1]
+    for table, (first, last) in exact.items():
+        values = frame[f"{table}.{first}"], frame[table][0], frame[f"{table}.{last}"]
+        assert values == (base + 1, 1.5, base - 1)
+    columns = source.episodes()[0].metadata["columns"]
+    assert columns == {**{table: ["x"] for table in exact}, "plain": ["", "x"]}
+
+
 OTHER_TEXTS = [  # no features
     *("1 2\n3 4\n", "1 2\n3 4\n5 6\n7 8\n9 10\n", "1 2\n3\n4 5\n"),
     *("1,5 2,5\n1,5 2,5\n1,5 2,5\n", "a\nb\nc\n", "1_0\n2\n3_0\n", ""),

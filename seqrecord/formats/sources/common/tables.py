@@ -234,17 +234,27 @@ class NumberTable:
         """Return the table's parts by name.
 
         Part "" has all other columns: float64 [T, columns], or [T] if the file has one column. Each
-        exact column is a part of its own, int64 [T]; its name is "" if the file has one column.
+        exact column is a part of its own, int64 [T]; its name is "" if the file has one column. One
+        without a name of its own is `timestamp`, or `c2` in place 2.
         """
         width = self.values.shape[1]
         parts: dict[str, npt.NDArray[Any]] = {}
         for place, values in self.exact.items():
-            name = self.names[place] if self.names else "timestamp" if place == 0 else f"c{place}"
+            name = self.names[place] if self.names else ""
+            if not name or name in parts:
+                name = "timestamp" if place == 0 else f"c{place}"
             parts["" if width == 1 else name] = values
         plain_columns = [place for place in range(width) if place not in self.exact]
         if plain_columns:
             parts[""] = self.values[:, 0] if width == 1 else self.values[:, plain_columns]
         return parts
+
+    @property
+    def plain_names(self) -> list[str]:
+        """The names of the columns in part "", if the file has names."""
+        are_alone = len(self.names) == 1
+        places = [place for place in range(len(self.names)) if are_alone or place not in self.exact]
+        return [self.names[place] for place in places]
 
     def matrix(self) -> npt.NDArray[np.float64]:
         """Return all numbers as float64: [R, C], [C] for one row, a scalar for one number."""

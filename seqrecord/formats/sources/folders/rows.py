@@ -113,27 +113,27 @@ def _add_arrays(
             stem = Path(file).with_suffix("").as_posix() if is_alone else member
             dtype = header.dtype.newbyteorder("<")
             rows = RowFeature(file, dtype, header.shape[1:], member)
-            _add(row_files, used_names, stem, file, rows)
+            _add(row_files, used_names, stem, rows, member)
 
 
 def _add_table(
     row_files: RowFiles, used_names: Collection[str], file: str, table: NumberTable
 ) -> None:
-    parts = table.columns()
     stem = Path(file).with_suffix("").as_posix()
-    for part, values in parts.items():
+    for part, values in table.columns().items():
         rows = RowFeature(file, values.dtype, values.shape[1:], None, values)
-        name = _add(row_files, used_names, f"{stem}/{part}".rstrip("/"), file, rows)
+        name = _add(row_files, used_names, f"{stem}/{part}", rows, part)
         if not part and table.names:
-            row_files.columns[name] = [column for column in table.names if column not in parts]
+            row_files.columns[name] = table.plain_names
 
 
 def _add(
-    row_files: RowFiles, used_names: Collection[str], stem: str, file: str, rows: RowFeature
+    row_files: RowFiles, used_names: Collection[str], place: str, rows: RowFeature, part: str
 ) -> str:
-    name = feature_name(stem)
+    """Add a feature, named by its place; if that name is used, by its file and part."""
+    name = feature_name(place)
     if name in used_names or name in row_files.features:
-        name = feature_name(f"{file}/{rows.member}" if rows.member else file)
+        name = feature_name(f"{rows.file}/{part}")
     row_files.features[name] = rows
     return name
 
