@@ -370,6 +370,30 @@ def test_data_that_lerobot_cannot_store_is_refused(tmp_path: Path) -> None:
         to_lerobot(gap, tmp_path / "file", features=["x"])
 
 
+def test_values_that_language_columns_cannot_have(tmp_path: Path) -> None:
+    """Texts and metadata of their names, which anyone may write."""
+    frames = [{"x": np.float32(i), "language_events": "go left"} for i in range(2)]
+    records = write(tmp_path / "records", frames)
+    with pytest.raises(SchemaError, match=r"other values.*episode: a/b; feature: language_events"):
+        to_lerobot(records, tmp_path / "texts")
+    out = to_lerobot(records, tmp_path / "renamed", rename={"language_events": "instruction"})
+    assert frames_of(open_source(out))[0]["instruction"] == "go left"
+    for number, rows in enumerate(("go left", [{"content": "go left"}], {"content": "go left"})):
+        metadata = {"a/b": {"language_persistent": rows}}
+        records = write(tmp_path / f"{number}", [{"x": np.float32(0)}], metadata=metadata)
+        with pytest.raises(
+            SchemaError, match=r"other values.*episode: a/b; feature: language_pers"
+        ):
+            to_lerobot(records, tmp_path / f"out_{number}")
+
+
+def test_robots_that_lerobot_cannot_have(tmp_path: Path) -> None:
+    metadata = {"a/b": {"robot_type": ["left arm", "right arm"]}}
+    records = write(tmp_path / "records", [{"x": np.float32(0)}], metadata=metadata)
+    out = to_lerobot(records, tmp_path / "out")
+    assert json.loads((out / "meta/info.json").read_text())["robot_type"] is None
+
+
 @pytest.mark.parametrize(
     "count", [257, *(pytest.param(count, marks=pytest.mark.slow) for count in (255, 256, 512))]
 )

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, SchemaError, located
 from seqrecord.formats.converting.convert_jobs import Meter
 from seqrecord.formats.converting.dataset_source import DatasetSource
 from seqrecord.formats.export.files import disk_errors, exported_features, new_folder
@@ -121,9 +121,9 @@ def to_lerobot(
 
     Raises `DestinationError` for a folder that is not empty, `SchemaError` for a feature that
     LeRobot does not support (bytes, bfloat16, complex numbers, varying shapes, reserved names,
-    values of texts) and for an unknown, repeated or reserved name in `rename`, `ClipError` for an
-    episode with frames that lack a feature, or without a frame rate, and `CodecError` for an
-    invalid `video`.
+    values of texts), for other values in language columns, and for an unknown, repeated or
+    reserved name in `rename`, `ClipError` for an episode with frames that lack a feature, or
+    without a frame rate, and `CodecError` for an invalid `video`.
 
     Example:
         from seqrecord import export
@@ -224,7 +224,8 @@ class _Writer:
             file.begin_episode()
             statistics = collector(self._columns)
             statistics.begin(episode.key)
-            tasks = self._write_rows(file, meta, statistics, episode, number, first_row)
+            with located(SchemaError, episode=episode.key):
+                tasks = self._write_rows(file, meta, statistics, episode, number, first_row)
             video_starts = {
                 column.name: self._write_video(root, column, episode, number)
                 for column in self._columns
@@ -291,9 +292,7 @@ class _Writer:
     def _persistent(self, episode: Episode) -> pa.Array:
         """The persistent rows of an episode, with times from its first frame on."""
         rows = episode.metadata.get(PERSISTENT) or []
-        begin = self._first_time(episode) if rows else 0.0
-        shifted_rows = [row | {"timestamp": row["timestamp"] - begin} for row in rows]
-        return language_array([shifted_rows], PERSISTENT)
+        return language_array([rows], PERSISTENT, self._first_time(episode) if rows else 0.0)
 
     def _first_time(self, episode: Episode) -> float:
         """The `timestamp` of an episode's first frame, exported or not; 0 without a finite one."""

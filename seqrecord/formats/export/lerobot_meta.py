@@ -16,7 +16,7 @@ import pyarrow as pa
 from PIL import Image
 
 from seqrecord.errors import CodecError, SchemaError
-from seqrecord.formats.sources.lerobot.language import EVENTS, PERSISTENT, Rows
+from seqrecord.formats.sources.lerobot.language import EVENTS, PERSISTENT
 from seqrecord.store.bfloat16 import BFLOAT16
 from seqrecord.store.feature_kinds import OTHER_KINDS, is_image, known_kind
 from seqrecord.store.reading.episode import Episode
@@ -110,7 +110,7 @@ class LeRobotColumn:
                 [{"bytes": _encode_image(image), "path": None} for image in values], kind
             )
         if self.dtype == "language":
-            return language_array([json.loads(text) if text else [] for text in values], EVENTS)
+            return language_array((json.loads(text) if text else [] for text in values), EVENTS)
         array = np.ascontiguousarray(values)
         column = pa.array(array.reshape(-1))
         if self.shape == (1,):
@@ -277,18 +277,31 @@ def _encode_image(image: Any) -> bytes:
     return stream.getvalue()
 
 
-def language_array(frames: Sequence[Rows], name: str) -> pa.Array:
-    """Arrow column of a language column; tool calls are JSON, as `datasets.Json` stores them."""
+def language_array(frames: Iterable[Any], name: str, begin: float = 0.0) -> pa.Array:
+    """Arrow column of a language column, with times from `begin` on.
+
+    Tool calls are JSON, as `datasets.Json` stores them. Raises `SchemaError` for frames that are no
+    lists of LeRobot's rows.
+    """
     times = [("timestamp", pa.float32())] if name == PERSISTENT else []
     texts = [(field, pa.string()) for field in ("role", "content", "style")]
     calls = ("tool_calls", pa.list_(pa.string()))
     kind = pa.list_(pa.struct([*texts, *times, ("camera", pa.string()), calls]))
 
-    def encode_calls(row: dict[str, Any]) -> dict[str, Any]:
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
         calls = row["tool_calls"]
-        return row | {"tool_calls": calls and [json.dumps(call) for call in calls]}
+        encoded = row | {"tool_calls": calls and [json.dumps(call) for call in calls]}
+        return encoded | {key: row[key] - begin for key, _ in times}
 
-    return pa.array([rows and [encode_calls(row) for row in rows] for rows in frames], kind)
+    try:
+        return pa.array([rows and [*map(encode, rows)] for rows in frames], kind)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise SchemaError(
+            "LeRobot's language columns have other values; choose other features",
+            feature=name,
+            expected=f"a list of {', '.join(field.name for field in kind.value_type)}",
+            got=f"{type(error).__name__}: {error}"[:200],
+        ) from error
 
 
 class RowFile:
@@ -419,8 +432,8 @@ class LeRobotMeta:
         _write_json(folder / "info.json", self._info())
 
     def _info(self) -> dict[str, Any]:
-        robots = {episode.metadata.get("robot_type") for episode in self._episodes}
-        [robot] = robots if len(robots) == 1 else [None]
+        robots = [episode.metadata.get("robot_type") for episode in self._episodes]
+        robot = robots[0] if robots and robots.count(robots[0]) == len(robots) else None
         names = self._episodes[0].metadata.get("names") if self._episodes else None
         axis_names = names if isinstance(names, dict) else {}
         return dataset_info(
