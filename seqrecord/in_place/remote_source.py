@@ -118,9 +118,11 @@ def narrowed(source: Source, features: Sequence[str]) -> Source:
     """Return a source with these features; the same one if it has no argument `features`."""
     any_source: Any = source
     if is_dataclass(any_source) and isinstance(source, SourceWrapper):
-        return cast("Source", replace(any_source, source=narrowed(source.source, features)))
+        return cast(
+            "Source", replace(cast("Any", source), source=narrowed(source.source, features))
+        )
     if is_dataclass(any_source) and any(field.name == "features" for field in fields(any_source)):
-        any_source = replace(any_source, features=tuple(features))
+        any_source = replace(cast("Any", any_source), features=tuple(features))
     return cast("Source", any_source)
 
 

@@ -207,7 +207,7 @@ class Filmed(Recording):
 
 
 def test_images_are_not_read_for_the_gaps(tmp_path: Path) -> None:
-    """Also those of a source around another one."""
+    """Also of a source around another one."""
     source = Filmed()
     convert(undistorted(source), tmp_path / "r", split_at_gaps=0.5, workers=1)
     assert len(read_all(tmp_path / "r")) == 6
@@ -262,7 +262,7 @@ def test_gaps_in_timestamps_that_are_not_selected(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("name", ["dataset", "exported"])
 def test_another_timestamp_is_not_the_clock(tmp_path: Path, name: str) -> None:
-    """If it is the only one that is selected, the times of the original still count."""
+    """Also if it alone is selected: the times of the original still count."""
     stamped = {"kind": "timestamp", "unit": "s"}
     frames = columns(x=range(9), timestamp=GAP, sent=REGULAR)
     root, described = tmp_path / "dataset", {"timestamp": stamped, "sent": stamped}

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from seqrecord.store.feature_kinds import size_in
 from seqrecord.store.format.footer import EpisodePart
 from seqrecord.store.format.frame_rates import RateComparison
-from seqrecord.store.format.time_spans import is_plausible
-from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.format.time_spans import clock_of, is_plausible
+from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.text import counted
 
 _PENDING = 1 << 12  # timestamps compared together
@@ -51,14 +51,51 @@ def irregular_notes(episodes: Sequence[IrregularEpisode]) -> list[str]:
     ]
 
 
-class RateCheck:
+class RateChecks:
     """Compares fps and timestamps of one episode after the other.
+
+    Timestamps are those of the schema's clock, and of the original.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        clock = clock_of(schema)
+        feature = None if clock is None else schema[clock]
+        # By feature; `None` for timestamps that no feature has.
+        self._checks = {clock: _RateCheck(feature), None: _RateCheck(None)}
+
+    def begin(self, episode: EpisodePart) -> None:
+        """Start an episode."""
+        for check in self._checks.values():
+            check.begin(episode)
+
+    def add(
+        self, feature: str | None, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
+    ) -> None:
+        """Add timestamps of a feature, or with `None` in seconds of the original, in order.
+
+        Args:
+            feature: the feature; another one than the clock counts for nothing.
+            times: a real dtype [n].
+            numbers: their frame numbers, int64 [n].
+        """
+        if feature in self._checks:
+            self._checks[feature].add(times, numbers)
+
+    def contradiction(self) -> IrregularEpisode | None:
+        """What contradicts the fps in the timestamps so far, if anything."""
+        contradictions = (check.contradiction() for check in self._checks.values())
+        return next(filter(None, contradictions), None)
+
+
+class _RateCheck:
+    """Compares fps and timestamps of one clock.
 
     `clock` is the feature of the timestamps. `None`: they are of the original, in seconds.
     """
 
     def __init__(self, clock: FeatureSpec | None) -> None:
-        self._feature, unit = (None, "s") if clock is None else (clock.name, clock.unit)
+        self._feature = None if clock is None else clock.name
+        unit = "s" if clock is None else clock.unit
         size = size_in(unit, "s")
         self._sizes = _UNITS if size is None else {str(unit): size}
         self._is_known = size is not None

@@ -23,12 +23,12 @@ from seqrecord.store.format.page_kinds import (
 )
 from seqrecord.store.format.pages import check_fits
 from seqrecord.store.format.rows import MAX_EPISODE_FRAMES, may_be_references
-from seqrecord.store.format.time_spans import TimeSpanCollector, clock_of, timestamp_features
+from seqrecord.store.format.time_spans import TimeSpanCollector, timestamp_features
 from seqrecord.store.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.store.statistics.collecting import StatisticsCollector
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.writing.chunking import ChunkGroup, FrameGroup, StoredChunk
-from seqrecord.store.writing.rates import IrregularEpisode, RateCheck
+from seqrecord.store.writing.rates import IrregularEpisode, RateChecks
 from seqrecord.store.writing.record_files import ChunkWriter, FeatureTimeSpans
 from seqrecord.store.writing.values import plain_items
 
@@ -85,10 +85,7 @@ class RecordFileWriter(ChunkWriter):
             if name in watched and not page_kind(spec).in_slices
         ]
         self._time_spans = {name: TimeSpanCollector() for name in timestamp_features(schema)}
-        clock = clock_of(schema)
-        feature = None if clock is None else schema[clock]
-        # By feature; `None` for timestamps that no feature has.
-        self._rates = {clock: RateCheck(feature), None: RateCheck(None)}
+        self._rates = RateChecks(schema)
         self.irregular: list[IrregularEpisode] = []  # whose fps their timestamps contradict
         self._flushed_irregular: str | None = None  # key of the last entry of this episode
         self._key, self._start = "", 0  # of the episode, see `begin_part`
@@ -131,8 +128,7 @@ class RecordFileWriter(ChunkWriter):
             group.begin(chunk_frames)
         for time_spans in self._time_spans.values():
             time_spans.begin()
-        for rate in self._rates.values():
-            rate.begin(replace(episode, key=self._key))
+        self._rates.begin(replace(episode, key=self._key))
         self._flushed_irregular = None
         self._statistics.begin(self._key, -start)
         for name in self._referred:
@@ -224,8 +220,7 @@ class RecordFileWriter(ChunkWriter):
         self, name: str, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
     ) -> None:
         self._time_spans[name].add(times, numbers)
-        if name in self._rates:
-            self._rates[name].add(times, numbers - self._start)
+        self._rates.add(name, times, numbers - self._start)
 
     def append_video(self, name: str, video: Any) -> None:
         """Keep the next frames of a video feature in their encoding: a `Gop` or similar.
@@ -249,12 +244,11 @@ class RecordFileWriter(ChunkWriter):
 
     def check_times(self, times: npt.NDArray[np.float64]) -> None:
         """Compare the fps also with timestamps in seconds, float64 [frames], of no feature."""
-        self._rates[None].add(times, np.arange(len(times)))
+        self._rates.add(None, times, np.arange(len(times)))
 
     def _is_regular(self) -> bool:
         """Whether the episode's timestamps so far agree with its fps."""
-        contradictions = (rate.contradiction() for rate in self._rates.values())
-        contradiction = next(filter(None, contradictions), None)
+        contradiction = self._rates.contradiction()
         if self._episode is not None and self._key == self._flushed_irregular:
             self.irregular.pop()  # the mean rate of all frames counts
         self._flushed_irregular = contradiction.episode if contradiction else None
