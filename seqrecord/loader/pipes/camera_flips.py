@@ -15,6 +15,7 @@ import torch
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.crops import ClipCrops, ValuesChange
+from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.store.clips.frames import ClipWindow
 from seqrecord.store.clips.transforms import HorizontalFlip
 from seqrecord.store.feature_kinds import is_camera_image, is_distortion, is_picture, partner_of
@@ -165,3 +166,24 @@ def _check_points(name: str, spec: ArraySpec) -> None:
             f"{name}=state`; or features without it",
             got=str(spec),
         )
+
+
+def flipped_features(cameras: Sequence[ClipCrops]) -> set[str]:
+    """Features that a flip may mirror."""
+    return {
+        name
+        for crops in cameras
+        if any(isinstance(step, HorizontalFlip) and step.p for step in crops.steps)
+        for name in crops.features
+    }
+
+
+def warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
+    """Log the stereo pairs that are flipped."""
+    flipped = flipped_features(cameras)
+    for name in sorted(flipped):
+        if (right := partner_of(name, flipped)) is not None:
+            warn_once(
+                f"{url}: HorizontalFlip mirrors {name} and {right}: in flipped clips the left "
+                "camera is the right one, so exchange the two where they are flipped"
+            )

@@ -24,7 +24,7 @@ from seqrecord.loader.engine.crops import (
     unknown_size,
     whole_windows,
 )
-from seqrecord.loader.pipes.camera_flips import WorldFlips
+from seqrecord.loader.pipes.camera_flips import WorldFlips, flipped_features, warn_of_pairs
 from seqrecord.loader.pipes.columns import (
     BatchClips,
     ClipColumn,
@@ -60,7 +60,6 @@ from seqrecord.store.feature_kinds import (
     are_intrinsics,
     is_distortion,
     is_picture,
-    partner_of,
 )
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
@@ -443,7 +442,7 @@ def _world_flips(
     """The features that flips change with the world; without `images`, a warning of pairs."""
     if images is not None:
         return WorldFlips.of(crops, arrays, kinds, images.windows)
-    _warn_of_pairs(crops, url)
+    warn_of_pairs(crops, url)
     return WorldFlips()
 
 
@@ -524,7 +523,7 @@ def _distortion_of(
     """The distortion features among `arrays` whose image may be mirrored."""
     kinds = {name: spec.kind for name, spec in dataset.features.items()}
     names = [name for name, spec in arrays.items() if is_distortion(name, spec, kinds.get(name))]
-    flipped = _flipped_features(crops)
+    flipped = flipped_features(crops)
     if not names or not flipped:
         return []
     images = {
@@ -560,27 +559,6 @@ def _without_lens(cameras: Sequence[EpisodeCamera], arrays: Collection[str]) -> 
     """Cameras whose distortion is in no column or feature."""
     lacking = (camera for camera in cameras if not camera.has_distortion)
     return [camera for camera in lacking if camera.lens_column not in arrays]
-
-
-def _flipped_features(cameras: Sequence[ClipCrops]) -> set[str]:
-    """Features that a flip may mirror."""
-    return {
-        name
-        for crops in cameras
-        if any(isinstance(step, HorizontalFlip) and step.p for step in crops.steps)
-        for name in crops.features
-    }
-
-
-def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
-    """Log the stereo pairs that are flipped."""
-    flipped = _flipped_features(cameras)
-    for name in sorted(flipped):
-        if (right := partner_of(name, flipped)) is not None:
-            warn_once(
-                f"{url}: HorizontalFlip mirrors {name} and {right}: in flipped clips the left "
-                "camera is the right one, so exchange the two where they are flipped"
-            )
 
 
 def _warn_of_lenses(
