@@ -13,7 +13,13 @@ from fsspec import AbstractFileSystem
 from seqrecord.cloud.clients import Clients
 from seqrecord.errors import NotFoundError, StorageError, TransientError
 from seqrecord.store.checksum import Buffer
-from seqrecord.store.storage.base import check_buffers, check_path, short_read, too_large
+from seqrecord.store.storage.base import (
+    check_buffers,
+    check_path,
+    short_read,
+    too_large,
+    wrong_length,
+)
 from seqrecord.store.storage.ranges import ByteRange, plan
 
 MIN_BYTES_PER_SECOND = 64 << 10  # minimum bytes per second
@@ -136,13 +142,8 @@ class FsspecReader:
         shown, full = f"{self._shown}/{path}", self.full(path)
         data = self.clients.ask(shown, lambda fs: _cat(fs, full, byte_range.start, byte_range.stop))
         if len(data) > byte_range.length:
-            raise StorageError(
-                "the server does not support ranges: it sends whole files",
-                file=shown,
-                offset=byte_range.start,
-                expected=f"{byte_range.length} bytes",
-                got=f"{len(data)} bytes",
-            )
+            problem = "the server does not support ranges: it sends whole files"
+            raise wrong_length(problem, shown, byte_range, len(data))
         if len(data) < byte_range.length:
             raise self.truncation_error(path, shown, byte_range, len(data))
         fill(views, [data])
@@ -188,14 +189,8 @@ class FsspecReader:
         return _cut_answer(file, byte_range, got)
 
 
-def _cut_answer(file: str, byte_range: ByteRange, got: int) -> TransientError:
-    return TransientError(
-        "an answer was cut",
-        file=file,
-        offset=byte_range.start,
-        expected=f"{byte_range.length} bytes",
-        got=f"{got} bytes",
-    )
+def _cut_answer(file: str, byte_range: ByteRange, got: int) -> StorageError:
+    return wrong_length("an answer was cut", file, byte_range, got, TransientError)
 
 
 def fill(views: Iterable[memoryview], chunks: Iterable[Buffer]) -> int:

@@ -17,7 +17,6 @@ from seqrecord.store.clips.cameras import (
     OWN_DISTORTION,
     OWN_INTRINSICS,
     EpisodeCamera,
-    by_present_names,
     camera_matrix,
     image_of,
 )
@@ -219,12 +218,8 @@ class EpisodeRigs:
             spec = self.pose_features[poses.feature]
             unit = None if spec.unit is None else spec.unit.partition(",")[0]  # one per number
             scale, poses = size_in(unit, "m"), poses._replace(feature=spec.name)
-        matrix, lens = _camera_of(image, self._cameras_in(metadata))
+        matrix, lens = _camera_of(image, self.dataset.contents.camera_of(metadata))
         return ImageRig(poses, scale or 1.0, scale is not None, matrix, lens)
-
-    def _cameras_in(self, metadata: Mapping[str, Any]) -> Any:
-        """The metadata `camera`, with cameras by the present names of features."""
-        return by_present_names(metadata.get("camera"), self.dataset.contents.names)
 
     def principal_points(self, name: str, rows: IntArray, frames: IntArray) -> FloatArray:
         """cx and cy of an image in frames of episodes, float64 [n, 2], in pixels of frames that are
@@ -263,7 +258,7 @@ class EpisodeRigs:
     def lens_number(self, image: ImageCamera, row: int, count: int) -> int | None:
         """The model of `count` coefficients per frame; `None` if unknown."""
         metadata = self.dataset.contents.index.episode_metadata(row)
-        camera = image.episode_camera.camera_in(self._cameras_in(metadata))
+        camera = image.episode_camera.camera_in(self.dataset.contents.camera_of(metadata))
         model = lens_model(camera, count)
         return None if model is None else LENS_NUMBERS[model]
 

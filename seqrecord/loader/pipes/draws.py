@@ -38,7 +38,6 @@ from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.store.clips.cameras import (
     OWN_DISTORTION,
     EpisodeCamera,
-    by_present_names,
     followed_feature,
     known_cameras,
 )
@@ -171,14 +170,10 @@ class CropSampler:
         return {"file": self.url, "episode": self.episodes.key(row), "feature": feature}
 
 
-def _camera_of(episode: EpisodeMetadata, dataset: Dataset) -> Any:
-    """The metadata `camera` of an episode, with cameras by the present names of features."""
-    return by_present_names(episode.metadata.get("camera"), dataset.contents.names)
-
-
 def cameras_of(batch: BatchClips) -> list[Any]:
     """The metadata `camera` of a batch's clips."""
-    return [_camera_of(episode, batch.episodes.dataset) for episode in batch.metadata]
+    contents = batch.episodes.dataset.contents
+    return [contents.camera_of(episode.metadata) for episode in batch.metadata]
 
 
 def camera_columns(
@@ -221,7 +216,9 @@ class _FrameDistortion:
         factor = np.ones((len(episodes), self.count))
         for clip in np.flatnonzero(parts[self.image][1].flipped).tolist():
             episode = episodes[clip]
-            camera = EpisodeCamera(self.image, ()).camera_in(_camera_of(episode, dataset))
+            camera = EpisodeCamera(self.image, ()).camera_in(
+                dataset.contents.camera_of(episode.metadata)
+            )
             model = lens_model(camera, self.count)
             if model is not None:
                 factor[clip] = mirror_factors(model, self.count)
@@ -302,7 +299,11 @@ class AugmentationSampler(NoDraws):
             self._intrinsics = _intrinsics_of(self.crops, sizes, arrays, dataset)
         own_columns = {intrinsics.name for intrinsics in self._intrinsics}
         self._distortion = _distortion_of(self.crops, arrays, dataset)
-        camera = _camera_of(episodes.of(episode)[0], dataset) if cameras or sizes else None
+        camera = (
+            dataset.contents.camera_of(episodes.of(episode)[0].metadata)
+            if cameras or sizes
+            else None
+        )
         self._cameras = []
         for crops in self.crops:
             may_share, count = crops.name is None, len(dataset.contents.episode_table)
@@ -581,7 +582,7 @@ def _warn_of_late_lenses(
 ) -> None:
     """Log the first of `episodes` with a lens of a camera without a column for it."""
     for camera, episode in product(cameras, episodes):
-        own_camera = camera.camera_in(_camera_of(episode, dataset))
+        own_camera = camera.camera_in(dataset.contents.camera_of(episode.metadata))
         if own_camera is not None and any(own_camera.get(COEFFICIENTS) or ()):
             warn_once(
                 f"{dataset.url}: no column {camera.lens_column}: the first episode has no known "

@@ -134,16 +134,6 @@ def camera_matrix(intrinsics: FloatArray, skew: FloatArray) -> FloatArray:
     return matrices
 
 
-def by_present_names(camera: Any, renamed: Mapping[str, str]) -> Any:
-    """The metadata `camera` with the cameras of features by their present names.
-
-    `renamed` has these by stored names.
-    """
-    if not renamed or not isinstance(camera, Mapping):
-        return camera
-    return {renamed.get(name, name): value for name, value in camera.items()}
-
-
 OWN_INTRINSICS = "_intrinsics"
 OWN_DISTORTION = "_distortion"
 
@@ -152,8 +142,8 @@ def image_of(name: str, ending: str, renamed: Mapping[str, str]) -> str:
     """Present name of the image to which a name of intrinsics or distortion refers; without this
     `ending`, the name.
 
-    A feature that keeps its stored name refers to that of its image. `renamed` is as for
-    `by_present_names`.
+    A feature that keeps its stored name refers to that of its image. `renamed` has the
+    present names by stored names.
     """
     image = name.removesuffix(ending)
     is_kept = image != name and name not in renamed.values()

@@ -186,6 +186,13 @@ class Contents:
         """Return a feature's name in the record files."""
         return next((old for old, new in self.names.items() if new == feature), feature)
 
+    def camera_of(self, metadata: Mapping[str, Any]) -> Any:
+        """Return an episode's metadata `camera`, with cameras of features by present names."""
+        camera = metadata.get("camera")
+        if not self.names or not isinstance(camera, Mapping):
+            return camera
+        return {self.names.get(name, name): value for name, value in camera.items()}
+
     @cached_property
     def chunks(self) -> ChunkReader:
         """Reader for the chunks of the selected features."""

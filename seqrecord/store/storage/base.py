@@ -350,8 +350,15 @@ def check_rewind(size: int, offset: int) -> None:
 
 def short_read(file: str, item: ByteRange, got: int) -> StorageError:
     """Error for a file that ends inside a requested range."""
-    return StorageError(
-        "the file ended early",
+    return wrong_length("the file ended early", file, item, got)
+
+
+def wrong_length(
+    problem: str, file: str, item: ByteRange, got: int, kind: type[StorageError] = StorageError
+) -> StorageError:
+    """Error for `got` bytes in place of a range's."""
+    return kind(
+        problem,
         file=file,
         offset=item.start,
         expected=f"{item.length} bytes",
