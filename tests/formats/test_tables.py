@@ -448,13 +448,18 @@ def test_companions_without_use_are_removed(records: Path, home: Path) -> None:
     assert len(companions(home)) == 2
 
 
+def _set_home(home: Path) -> None:
+    os.environ["SEQRECORD_HOME"] = str(home)
+
+
 def _open_in_process(records: Path) -> Frames:
     return frames_of(records, {"episode": ["b", "a"], "v": [1, 2]})
 
 
 @pytest.mark.slow
 def test_processes_share_one_companion(records: Path, home: Path) -> None:
-    with get_context("forkserver").Pool(4) as pool:
+    # A fork server that an earlier test has started keeps that test's environment.
+    with get_context("forkserver").Pool(4, _set_home, (home,)) as pool:
         results = pool.map(_open_in_process, [records] * 8)
     assert len({str(result) for result in results}) == 1
     assert len(companions(home)) == 1
