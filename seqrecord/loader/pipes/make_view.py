@@ -180,7 +180,7 @@ def _view(
     clip_episodes = ClipEpisodes(dataset, names, excerpts, epochs.common.repeats)
     steps = None
     if options.has_drawn_steps:
-        from seqrecord.loader.pipes.draws import StepSampler
+        from seqrecord.loader.pipes.clip_steps import StepSampler
 
         steps = StepSampler(options.dilation, options.most_frames or 1, options.span)
     clip_frames = windows.of_arrays(arrays.rows)

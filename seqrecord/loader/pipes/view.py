@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from seqrecord.loader.clips.frame_lists import FrameLists
     from seqrecord.loader.engine.vectors import VectorSteps
     from seqrecord.loader.pipes.camera_columns import CameraColumns
-    from seqrecord.loader.pipes.draws import StepSampler
+    from seqrecord.loader.pipes.clip_steps import StepSampler
     from seqrecord.loader.pipes.text_values import Cut, TextValues
     from seqrecord.store.statistics.by_feature import Statistics
 
