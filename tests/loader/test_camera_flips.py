@@ -338,6 +338,98 @@ def test_cameras_with_steps_of_their_own(records: Path) -> None:
     assert seen == {True, False}
 
 
+_WIDTH = 20
+_CROP = RandomCrop((8, 9))
+_PAIRS: dict[str, Any] = {
+    "one window": [_CROP, HorizontalFlip(0.5)],
+    "own draws": {name: [RandomCrop((8, 9), shared=False), HorizontalFlip(0.5)] for name in IMAGES},
+    "own steps": {
+        "image_left": [seqrecord.CenterCrop((8, 9)), HorizontalFlip(0.5)],
+        "image_right": [_CROP, HorizontalFlip(0.5)],
+    },
+    "own sizes": {
+        "image_left": [_CROP, HorizontalFlip(0.5)],
+        "image_right": [seqrecord.CenterCrop((6, 7)), HorizontalFlip(0.5)],
+    },
+}
+
+
+@pytest.mark.parametrize("device", [None, "cpu"])
+@pytest.mark.parametrize("name", _PAIRS)
+def test_columns_of_partners_with_other_cameras(
+    tmp_path: Path, name: str, device: str | None
+) -> None:
+    """K, intrinsics and crops describe the pixels, which tell their image and column."""
+    cameras = {
+        "image_left": {"fx": 10.0, "fy": 10.0, "cx": 7.0, "cy": 4.0},
+        "image_right": {"fx": 20.0, "fy": 20.0, "cx": 11.0, "cy": 5.0},
+    }
+    frame = {
+        image: np.broadcast_to(
+            (first + np.arange(_WIDTH, dtype=np.uint8))[:, None], (12, _WIDTH, 3)
+        )
+        for image, first in zip(IMAGES, (0, 100), strict=True)
+    }
+    write_dataset(tmp_path / "records", {"a": [frame] * 24}, metadata={"a": {"camera": cameras}})
+    shown = set[tuple[str, str]]()
+    for batch in batches(tmp_path / "records", _PAIRS[name], IMAGES, clip_len=1, device=device):
+        for image in IMAGES:
+            crops = batch.get(f"{image}_crop", batch.get("crop"))
+            places = batch[f"{image}_intrinsics"], batch[f"{image}_K"][:, 0], crops
+            for pixels, intrinsics, matrix, crop in zip(batch[image], *places, strict=True):
+                row = pixels[0, 0, :, 0].int()
+                seen = IMAGES[int(row[0] >= 100)]
+                camera, first = cameras[seen], int(row[0]) % 100
+                sign = int(row[1] - row[0])
+                expected = [camera["fx"], sign * (camera["cx"] - first)]
+                assert intrinsics[[0, 2]].tolist() == expected
+                assert [float(matrix[0, 0]), float(matrix[0, 2])] == expected
+                assert [int(crop[1]), int(crop[3])] == [int(row.min()) % 100, len(row)]
+                shown.add((image, seen))
+    assert len(shown) == 4
+
+
+def test_intrinsics_of_resized_partners_of_other_sizes(tmp_path: Path) -> None:
+    """Flipped clips have the intrinsics of their partner's frames."""
+    sizes = {"image_left": (16, 32), "image_right": (8, 16)}
+    frame = {
+        name: np.full((*size, 3), number, np.uint8)
+        for number, (name, size) in enumerate(sizes.items())
+    }
+    intrinsics = {"fx": 10.0, "fy": 10.0, "cx": 7.5, "cy": 4.5}
+    camera = dict.fromkeys(sizes, intrinsics)
+    write_dataset(tmp_path / "records", {"a": [frame] * 24}, metadata={"a": {"camera": camera}})
+    resized = dict.fromkeys(sizes, (4, 4))
+    shown = set[tuple[str, int]]()
+    for batch in batches(tmp_path / "records", HorizontalFlip(0.5), IMAGES, resize=resized):
+        for name in sizes:
+            for pixels, row in zip(batch[name], batch[f"{name}_intrinsics"], strict=True):
+                number = int(pixels.max())
+                height, width = sizes[IMAGES[number]]
+                assert row[:2].tolist() == [10 * 4 / width, 10 * 4 / height]
+                shown.add((name, number))
+    assert len(shown) == 4
+
+
+def test_masks_of_partners_are_exchanged(tmp_path: Path) -> None:
+    """Padded images of several sizes."""
+    sizes = {"image_left": (6, 10), "image_right": (4, 8)}
+    frame = {name: np.full((*size, 3), 9, np.uint8) for name, size in sizes.items()}
+    shape = {"shape": (None, None, 3), "kind": "image"}
+    camera = {"fx": 10.0, "fy": 10.0, "cx": 4.0, "cy": 2.0}
+    write_dataset(
+        tmp_path / "records",
+        {"a": [frame] * 3},
+        metadata={"a": {"camera": camera}},
+        features=dict.fromkeys(IMAGES, shape),
+    )
+    ragged = dict.fromkeys(IMAGES, (6, 10))
+    for batch in batches(tmp_path / "records", HorizontalFlip(1), IMAGES, ragged=ragged):
+        for image, partner in zip(IMAGES, IMAGES[::-1], strict=True):
+            assert torch.equal(batch[image][..., 0] > 0, batch[f"{image}_mask"])
+            assert int(batch[f"{image}_mask"][0, 0].sum()) == np.prod(sizes[partner])
+
+
 def relative_batches(records: Path, to: str, scale: str, p: float, **options: Any) -> list[Any]:
     camera = Camera(dtype="float64", relative=RelativePose(to, scale=scale), **options)
     options = {"clip_len": 3, "shuffle": False}

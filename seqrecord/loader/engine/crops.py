@@ -249,8 +249,11 @@ class Crop:
         return self.partners[name]
 
     def place(self, name: str, clip: int) -> Place:
-        """Place of a feature in clip number `clip`."""
-        crops, windows = self.parts[name]
+        """Place of a feature in clip number `clip`.
+
+        A feature that becomes its partner has the partner's window, which columns describe.
+        """
+        crops, windows = self.parts[name][0], self.parts[self.target(name, clip)][1]
         columns = (windows.top, windows.left, windows.height, windows.width)
         top, left, height, width = (int(column[clip]) for column in columns)
         flipped = bool(windows.flipped[clip])

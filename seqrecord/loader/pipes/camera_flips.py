@@ -19,7 +19,7 @@ from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.store.clips.frames import ClipWindow
 from seqrecord.store.clips.transforms import HorizontalFlip
 from seqrecord.store.feature_kinds import is_camera_image, is_distortion, is_picture, partner_of
-from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.store.reading.array_specs import ArraySpec, mask_name
 
 _XYZ = 3
 
@@ -74,6 +74,9 @@ class WorldFlips:
         if len({id(camera) for camera in crops if _flips_of(camera)}) > 1:
             _check_shared(crops)
         partners = _partners(pictures, arrays, kinds, windows)
+        for name, spec in arrays.items():
+            if spec.mask_of is not None and spec.mask_of in partners:
+                partners[name] = mask_name(partners[spec.mask_of])
         points = [name for name in arrays if kinds.get(name) == "points"]
         for name in points:
             _check_points(name, arrays[name])

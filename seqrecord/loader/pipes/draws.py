@@ -132,8 +132,15 @@ class CropSampler:
         episode, values = self.episodes.rows(batch.clips.episode), dict[str, FloatArray]()
         sizes = None if self.sizes is None else self.sizes[episode]
         for camera in self.known:
-            values |= camera.columns(self._windows(batch), cameras_of(batch), sizes)
+            partner = self._partner(batch, camera)
+            values |= camera.columns(self._windows(batch), cameras_of(batch), sizes, partner)
         return values
+
+    def _partner(self, batch: BatchClips, camera: EpisodeCamera) -> EpisodeCamera | None:
+        assert batch.drawn.crop is not None
+        name = batch.drawn.crop.partners.get(camera.name or "")
+        frames = self.episodes.dataset.features
+        return None if name is None else camera.partner(name, frames[name].stored.shape[:2])
 
     def learn(self, episode: IntArray, start: IntArray, sources: Sequence[ClipRows[Any]]) -> None:
         """Record the frame sizes of episodes, if sizes vary.

@@ -60,12 +60,17 @@ class EpisodeCamera(NamedTuple):
         return noun if self.name is None else f"{self.name}_{noun}"
 
     def columns(
-        self, windows: CropWindows | None, cameras: Sequence[Any], frames: IntArray | None = None
+        self,
+        windows: CropWindows | None,
+        cameras: Sequence[Any],
+        frames: IntArray | None = None,
+        partner: EpisodeCamera | None = None,
     ) -> dict[str, FloatArray]:
         """The columns of n clips in batches: intrinsics, and distortion and skew if it has them.
 
         Distortion is float64[n, 14] in OpenCV's order, zeros behind the camera's own coefficients,
         and skew float64[n] in pixels. NaN if unknown. `cameras` and `frames` as for `intrinsics`.
+        Flipped clips show the image of `partner` if that is given, and have its camera.
         """
         intrinsics = self.intrinsics(cameras, frames)
         is_unknown = np.isnan(intrinsics.sum(axis=1))
@@ -91,7 +96,17 @@ class EpisodeCamera(NamedTuple):
             if windows is not None:
                 skews *= windows.scale[0] * np.where(flipped, -1.0, 1.0)
             columns[self.skew_column] = skews + 0.0
+        if partner is not None:
+            partner_columns = partner.columns(windows, cameras, frames)
+            for values, partner_values in zip(
+                columns.values(), partner_columns.values(), strict=True
+            ):
+                values[flipped] = partner_values[flipped]
         return columns
+
+    def partner(self, name: str, stored_frame: tuple[int | None, ...]) -> EpisodeCamera:
+        """The camera of the feature `name`, an image of the same size in batches."""
+        return self._replace(name=name, frame=self.frame if self.size is None else stored_frame)
 
     def camera_in(self, camera: Any) -> Any:
         """The camera of this feature in an episode's metadata `camera`; `None` if invalid."""
