@@ -225,3 +225,22 @@ def test_other_samples_in_a_stateful_dataloader(path: Path, num_workers: int) ->
     common = rest.keys() & following.keys()
     assert common
     assert all(following[key] == rest[key] for key in common)
+
+
+@pytest.mark.parametrize("renames", [(None, {"state": "s"}), ({"state": "s"}, {"state": "t"})])
+def test_normalized_features_under_other_names(path: Path, renames: Any) -> None:
+    """A state does not depend on them, also with the numbers of the state."""
+
+    def renamed(rename: Any, **options: Any) -> Any:
+        name = (rename or {}).get("state", "state")
+        vectors = {name: Vector(normalize="mean_std")}
+        options |= {"clip_len": 3, "batch_size": 4, "rename": rename}
+        return name, SeqRecordPipe(path, vectors=vectors, **options)
+
+    (name, loader), (other_name, other) = map(renamed, renames)
+    state = saved(loader)
+    expected = [batch[name].tolist() for batch in resumed(loader, state)]
+    assert [batch[other_name].tolist() for batch in resumed(other, state)] == expected
+    append(path, 2, 4)
+    _, grown = renamed(renames[1], normalization="state")
+    assert [batch[other_name].tolist() for batch in resumed(grown, state)] == expected

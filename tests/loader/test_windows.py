@@ -758,6 +758,28 @@ def test_resumes_and_runs_in_workers(timed: Dataset) -> None:
     assert pickle.loads(pickle.dumps(dataset))[30]["imu"].tolist() == dataset[30]["imu"].tolist()
 
 
+def test_states_of_a_renamed_clock(tmp_path: Path) -> None:
+    """A state does not depend on the name of the timestamps."""
+    features = {"time": {"kind": "timestamp", "unit": "ms"}}
+    write_dataset(
+        tmp_path / "a", {"0": columns(time=100 * np.arange(9), a=np.arange(9))}, features=features
+    )
+    states = []
+    for rename, clock in (
+        (None, "time"),
+        (None, None),
+        ({"time": "t"}, "t"),
+        ({"time": "t"}, None),
+    ):
+        windows = {"a": Seconds([0, 0.1], timestamps=clock, tolerance=0.01)}
+        options: dict[str, Any] = {"windows": windows, "rename": rename, "batch_size": 2}
+        pipe = SeqRecordPipe(tmp_path / "a", **options)
+        next(iter(pipe))
+        states.append(pipe.state_dict())
+        for state in states:
+            pipe.load_state_dict(state)
+
+
 def test_windows_of_invalid_times(tmp_path: Path) -> None:
     features = {"time": {"kind": "timestamp", "unit": "s"}}
     for name, episodes in (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -148,14 +148,15 @@ class Windows:
         frames: IntArray = self.reach[self.rate[episode], 1] // self.dilations[0] * dilation
         return frames
 
-    def describe(self) -> dict[str, str]:
+    def describe(self, stored_name: Callable[[str], str]) -> dict[str, str]:
         """Windows as text by feature, without default windows: offsets of each rate, or times, and
-        the greatest distance.
+        the greatest distance. Features have their stored names.
         """
         descriptions = {}
         for name, request in sorted(self.requested.items()):
-            is_timed = isinstance(request, Seconds) and request.timestamps is not None
-            if is_timed or _has_anchors(request):
+            if isinstance(request, Seconds) and request.timestamps is not None:
+                descriptions[name] = repr(request.with_clock(stored_name(request.timestamps)))
+            elif _has_anchors(request):
                 descriptions[name] = repr(request)
             else:
                 window, rates = self.by_feature[name], range(len(self.reach))
@@ -166,7 +167,7 @@ class Windows:
             descriptions[name] = (
                 f"{frames}, {request.limit}={request.most}, unknown={request.unknown}"
             )
-        return descriptions
+        return {stored_name(name): text for name, text in descriptions.items()}
 
 
 def find_windows(

@@ -41,14 +41,15 @@ def steps_of_state(view: View, saved: Json, choice: str | None) -> VectorSteps:
             'normalization="stored", for its own arguments and the stored statistics',
             got="; ".join(_described(name, saved, current) for name in differing),
         )
-    steps = dict(view.vectors)
+    steps, stored = dict(view.vectors), view.dataset.contents.stored_name
+    present_names = {stored(name): name for name in steps}
     for name in differing:
         try:
-            numbers, step = saved[name], steps[name]
+            numbers, present_name = saved[name], present_names[name]
             offset, scale = (np.array(numbers[key], np.float64) for key in ("offset", "scale"))
             normalization = Normalization(numbers["mode"], offset, scale, "the saved state")
             raise_if(name not in current, "the loader does not normalize it")
-            steps[name] = normalized(step, name, normalization)
+            steps[present_name] = normalized(steps[present_name], name, normalization)
         except (ClipError, KeyError, TypeError, ValueError) as error:
             raise StateError(
                 "the saved state has no usable normalization",

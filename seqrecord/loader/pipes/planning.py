@@ -423,7 +423,7 @@ def _order_request(view: View, options: LoaderOptions, costs: EpochCosts) -> dic
         "clip_len": list(options.clip_lens or ()) or options.clip_len,
         "stride": view.samples.base.clips.spec.stride,
         "dilation": options.dilation,
-        "windows": {stored(n): window for n, window in view.windows.describe().items()},
+        "windows": view.windows.describe(stored),
         "pad": options.pad,
         "features": sorted(map(stored, view.dataset.features)),
         "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},

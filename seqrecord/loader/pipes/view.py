@@ -244,11 +244,12 @@ class View:
 
     @property
     def normalizations(self) -> dict[str, Any]:
-        """Mode, offset and scale of normalized features, as JSON."""
-        steps = {name: step.normalization for name, step in self.vectors.items()}
+        """Mode, offset and scale of normalized features by their stored names, as JSON."""
+        steps, stored = self.vectors.items(), self.dataset.contents.stored_name
+        normalizations = {stored(name): step.normalization for name, step in steps}
         return {
             name: {"mode": n.mode, "offset": n.offset.tolist(), "scale": n.scale.tolist()}
-            for name, n in steps.items()
+            for name, n in normalizations.items()
             if n is not None
         }
 
