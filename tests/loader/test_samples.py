@@ -28,6 +28,7 @@ from seqrecord import (
     Dataset,
     HorizontalFlip,
     RandomCrop,
+    Seconds,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
     SeqRecordMix,
@@ -1274,6 +1275,25 @@ def test_errors_name_the_rows_of_a_table_of_episodes(each: Dataset) -> None:
     table = {"episode": ["set/3", "set/0", "set/1"], "goal": [5, 6, 30]}
     with pytest.raises(ClipError, match=r"anchor goal out of range, in row 2; "):
         SeqRecordPipe(each, windows={"id": [0, At("goal")]}, samples=table, features=["id"])
+
+
+OF_B: list[Any] = [
+    {"episode": ["b"]},
+    {"episode": ["b"], "start": [0]},
+    segments({"episode": ["b"], "start": [0], "stop": [4]}),
+]
+
+
+@pytest.mark.parametrize("table", OF_B, ids=["episodes", "starts", "segments"])
+def test_a_table_of_other_episodes_than_the_selected_ones(tmp_path: Path, table: Any) -> None:
+    episodes = dict.fromkeys("ab", columns(id=np.arange(9)))
+    write_dataset(tmp_path / "records", episodes, fps=10)
+    for windows in (None, {"id": Seconds([0, 0.1])}):
+        options: dict[str, Any] = {"windows": windows} if windows else {"clip_len": 2}
+        assert len(SeqRecordPipe(tmp_path / "records", samples=table, **options))
+        with pytest.raises(ClipError, match="no sample belongs to a selected episode") as caught:
+            SeqRecordPipe(tmp_path / "records", samples=table, episodes=["a"], **options)
+        assert caught.value.got == "1 episode in the table, 1 selected"
 
 
 def test_errors_name_rows_inside_functions_of_episodes(tmp_path: Path) -> None:

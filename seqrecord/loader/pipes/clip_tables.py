@@ -32,8 +32,8 @@ from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.filters import episode_names
-from seqrecord.store.text import shown_place
-from seqrecord.store.units import format_size, parse_size
+from seqrecord.store.text import counted, shown_place
+from seqrecord.store.units import format_size, parse_size, raise_if
 
 BY_MEMORY, SMALLEST = 0, 1  # frames of excerpts
 
@@ -48,11 +48,24 @@ def samples_of_table(
         return _of_lists(options, dataset, selected)
     if isinstance(options.table, Segments):
         columns = segment_columns(options.table, _names(dataset))
+        _check_selected(columns, selected)
         return _of_segments(options, dataset, selected, columns)
     columns = sample_columns(options.table, _names(dataset))
+    _check_selected(columns, selected)
     if "start" in columns:
         return _of_starts(options, dataset, selected, columns)
     return _of_episodes(options, dataset, selected, columns)
+
+
+def _check_selected(columns: Mapping[str, pa.Array], selected: IntArray) -> None:
+    """Raise `ClipError` for a table of other episodes than the selected ones."""
+    episode = np.asarray(columns["episode"])
+    raise_if(
+        not np.isin(episode, selected).any(),
+        "no sample belongs to a selected episode",
+        "episodes= or split= with some of the table's episodes",
+        f"{counted(len(distinct(episode)), 'episode')} in the table, {len(selected):,} selected",
+    )
 
 
 def _names(dataset: Dataset) -> EpisodeNames:
