@@ -153,6 +153,11 @@ def check_integer(
     return number
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Convert an argument, a bool of Python or NumPy, to Python's, or raise `ClipError`."""
+    return bool(check(name, value, isinstance(value, (bool, np.bool_)), "True or False"))
+
+
 def check_amount(name: str, value: object) -> None:
     """Raise `ClipError` unless an argument is a finite number of at least 0."""
     if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
@@ -215,9 +220,10 @@ def check(name: str, value: Any, is_right: bool, expected: str) -> Any:
 
 
 def check_names(name: str, value: Any) -> Any:
-    """Return `None` or a collection of `str`."""
+    """Return `None` or a collection of `str`; a list for an array, which has no truth value."""
     raise_if(isinstance(value, str), f"{name} is a list of names", [value], value)
-    return check(name, value, value is None or are_names(value), "a list of names")
+    check(name, value, value is None or are_names(value), "a list of names")
+    return list(value) if hasattr(value, "tolist") else value
 
 
 def are_names(value: object) -> bool:

@@ -34,7 +34,7 @@ from seqrecord.loader.pipes import option_values
 from seqrecord.loader.pipes.options import ClipOptions, DatasetOptions
 from seqrecord.samples import dilate, every, reverse, segments, subset
 from seqrecord.tools.profiler.bench import BenchOptions
-from tests.kit.datasets import write_small, written_once
+from tests.kit.datasets import write_dataset, write_small, written_once
 from tests.kit.processes import run_python
 
 STREAMING: list[Any] = [SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode]
@@ -429,13 +429,36 @@ def test_arguments_of_other_functions_are_refused(records: Path) -> None:
         SeqRecordPipe(records, clip_length=4)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("flag", [False, True])
+def test_flags_of_numpy(records: Path, flag: bool) -> None:
+    """They are stored as Python's."""
+    given: Any = np.bool_(flag)
+    names = ("shuffle", "skip_bad_episodes")
+    made = SeqRecordPipe(records, clip_len=4, **dict.fromkeys(names, given))
+    stored: list[Any] = [getattr(made.options, name) for name in names]
+    stored.append(seqrecord.Budget(4, padded=given).padded)
+    stored.append(seqrecord.FrameTransform(dict, deterministic=given).deterministic)
+    stored.append(seqrecord.Camera(inverse=given).inverse)
+    stored.append(every(2, rotate=given).arguments["rotate"])
+    stored.append(seqrecord.HorizontalFlip(shared=given).shared)
+    assert all(one is flag for one in stored)
+
+
 def test_names_in_any_collection(records: Path) -> None:
     kinds: list[Any] = [list, tuple, set, dict.fromkeys, np.array]
     for kind in kinds:
-        names = {"features": kind(["image_left"]), "episodes": kind(["a/Easy"])}
+        names = {"features": kind(["image_left", "pose"]), "episodes": kind(["a/Easy"])}
         made = SeqRecordIterableDataset(records, clip_len=4, **names)
         assert len(made) == 8
-        assert list(made.dataset.features) == ["image_left"]
+        assert sorted(made.dataset.features) == ["image_left", "pose"]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, set, np.array])
+def test_names_of_metadata_in_any_collection(tmp_path: Path, kind: Any) -> None:
+    write_dataset(tmp_path / "r", {"a": 3}, metadata={"a": {"task": "t", "arm": "left"}})
+    pipe = SeqRecordPipe(tmp_path / "r", clip_len=1, metadata=kind(["task", "arm"]))
+    clip = next(iter(pipe))
+    assert (clip["task"], clip["arm"]) == ("t", "left")
 
 
 def test_a_pickled_loader_has_episode_keys_instead_of_the_filter(records: Path) -> None:

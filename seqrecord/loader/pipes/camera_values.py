@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.store.clips.rigs import AXES
-from seqrecord.store.units import are_names, check, raise_if
+from seqrecord.store.units import are_names, check, check_flag, raise_if
 
 LARGE, START = "large", "first"
 
@@ -95,8 +95,7 @@ class Camera:
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value."""
         _check_word("dtype", self.dtype, _DTYPES)
-        is_flag = isinstance(self.inverse, (bool, np.bool_))
-        check("inverse of a Camera", self.inverse, is_flag, "True or False")
+        object.__setattr__(self, "inverse", check_flag("inverse of a Camera", self.inverse))
         _check_word("recenter", self.recenter, (LARGE, START, None))
         _check_word("axes", self.axes, (*AXES, None))
         relative: Any = self.relative

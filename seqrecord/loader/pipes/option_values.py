@@ -17,6 +17,7 @@ from seqrecord.store.units import (
     MAX_INT,
     are_names,
     check,
+    check_flag,
     check_integer,
     check_size,
     format_size,
@@ -168,9 +169,8 @@ class Budget:
         is_cost = callable(cost) or (isinstance(cost, str) and cost != "")
         expected = '"frames", the name of a column, or a function of columns'
         check("cost of a Budget", cost, is_cost, expected)
-        padded: Any = self.padded
-        is_flag = padded is None or isinstance(padded, bool)
-        check("padded of a Budget", padded, is_flag, "True, False or None")
+        if self.padded is not None:
+            object.__setattr__(self, "padded", check_flag("padded of a Budget", self.padded))
         if self.max_rows is not None:
             rows = check_integer("max_rows of a Budget", self.max_rows, least=1, most=MAX_INT)
             object.__setattr__(self, "max_rows", rows)
@@ -248,8 +248,8 @@ class FrameTransform:
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value."""
         check("function of a FrameTransform", self.function, callable(self.function), "a function")
-        is_flag = isinstance(self.deterministic, bool)
-        check("deterministic of a FrameTransform", self.deterministic, is_flag, "True or False")
+        flag = check_flag("deterministic of a FrameTransform", self.deterministic)
+        object.__setattr__(self, "deterministic", flag)
         key: object = self.cache_key
         is_key = key is None or (isinstance(key, str) and key != "" and self.deterministic)
         expected = "a text, and deterministic=True"

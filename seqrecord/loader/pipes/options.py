@@ -8,8 +8,6 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-import numpy as np
-
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import OF_CLIPS
 from seqrecord.loader.pipes.camera_values import Camera, check_camera
@@ -39,6 +37,7 @@ from seqrecord.store.units import (
     MAX_INT,
     are_names,
     check,
+    check_flag,
     check_integer,
     check_names,
     check_seed,
@@ -105,10 +104,6 @@ def _integer_from(least: int, most: int = MAX_INT) -> _Check:
 def _passes(function: Callable[[Any], object]) -> _Check:
     """Make a check from a function that raises; the value is unchanged."""
     return lambda _, value: (function(value), value)[1]
-
-
-def _check_flag(name: str, value: Any) -> bool:
-    return bool(check(name, value, isinstance(value, (bool, np.bool_)), "True or False"))
 
 
 def _check_clip_len(name: str, value: Any) -> int | tuple[int, int]:
@@ -415,7 +410,7 @@ class ClipOptions(DerivedOptions):
     stride: int | None = _checked(None, _integer_from(1))
     dilation: int = _checked(1, _integer_from(1))
     windows: Windows | None = _checked(None, lambda _, value: check_windows(value))
-    squeeze_time: bool = _checked(False, _check_flag)
+    squeeze_time: bool = _checked(False, check_flag)
     pad: str | None = _checked(None, one_of("edge", "before", "after"))
     features: Sequence[str] | None = _checked(None, check_names)
     rename: Mapping[str, str] | None = _checked(None, _check_rename)
@@ -423,7 +418,7 @@ class ClipOptions(DerivedOptions):
     split: str | None = _checked(
         None, _satisfies(lambda name: isinstance(name, str), "a split's name")
     )
-    skip_bad_episodes: bool = _checked(False, _is_a(bool, "True or False"))
+    skip_bad_episodes: bool = _checked(False, check_flag)
     samples: SamplesLike | None = _checked(None, _check_samples, repr=False)
     metadata: Sequence[str] | None = _checked(None, check_names)
     resize: Sizes | None = _checked(None, _check_resize)
@@ -711,7 +706,7 @@ class EngineOptions:
 
     num_cursors: int | None = _checked(None, _integer_from(1))
     shuffle_buffer: int | None = _checked(None, _integer_from(1))
-    fixed_shards: bool = _checked(True, _check_flag)
+    fixed_shards: bool = _checked(True, check_flag)
     num_threads: int | None = _checked(None, _integer_from(1, MOST_THREADS))
     video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
     trace: str | PathLike[str] | None = _checked(
@@ -817,7 +812,7 @@ class LoaderOptions(ClipOptions, DerivedBatches):
     """
 
     order: str = _checked("clips", _check_order)
-    shuffle: bool = _checked(True, _check_flag)
+    shuffle: bool = _checked(True, check_flag)
     batch_size: int | Budget | None = _checked(None, _check_batch_size)
     last_batch: str = _checked("repeat", one_of(*LAST_BATCH))
     memory_limit: int | str | None = _checked(None, check_size)

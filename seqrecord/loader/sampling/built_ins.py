@@ -28,7 +28,14 @@ from seqrecord.loader.sampling.sample_functions import (
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import MAX_SETTING, ClipTable, IntArray
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import check, check_integer, is_number, is_probability, is_word
+from seqrecord.store.units import (
+    check,
+    check_flag,
+    check_integer,
+    is_number,
+    is_probability,
+    is_word,
+)
 
 _GOALS = ("uniform", "geometric")
 _ROWS = 1 << 20  # of which values are computed at once
@@ -124,8 +131,7 @@ def every(n: int, *, rotate: bool = False) -> BuiltIn:
         every_fourth = seqrecord.samples.every(4, rotate=True)
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=every_fourth, batch_size=2)
     """
-    n, is_flag = _checked_frames("n of every", n, least=1), isinstance(rotate, (bool, np.bool_))
-    rotate = bool(check("rotate of every", rotate, is_flag, "True or False"))
+    n, rotate = _checked_frames("n of every", n, least=1), check_flag("rotate of every", rotate)
     return BuiltIn("every", {"n": n, "rotate": rotate}, _every, is_random=rotate)
 
 

@@ -29,6 +29,7 @@ from seqrecord.store.units import (
     MAX_INT,
     are_names,
     check,
+    check_flag,
     is_integer,
     is_probability,
     is_word,
@@ -234,7 +235,7 @@ class _Sized(CropStep):
     ) -> None:
         self._size = checked_size(type(self).__name__, size)
         self.features = _checked_names(type(self).__name__, features)
-        self.shared = _checked_flag(type(self).__name__, shared)
+        self.shared = check_flag(f"{type(self).__name__}: shared", shared)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._size}{_more_of(self)})"
@@ -610,7 +611,7 @@ class HorizontalFlip(CropStep):
         check("HorizontalFlip: p", p, is_probability(p), "a probability: 0 to 1")
         self.p = float(p)
         self.features = _checked_names("HorizontalFlip", features)
-        self.shared = _checked_flag("HorizontalFlip", shared)
+        self.shared = check_flag("HorizontalFlip: shared", shared)
 
     def __repr__(self) -> str:
         return f"HorizontalFlip({self.p}{_more_of(self)})"
@@ -722,11 +723,6 @@ def _checked_range(name: str, bounds: Any, maximum: float) -> tuple[float, float
     expected = f"two ascending numbers in (0, {maximum:g}]"
     check(name, bounds, 0 < low <= high <= maximum, expected)
     return low, high
-
-
-def _checked_flag(name: str, shared: Any) -> bool:
-    is_flag = isinstance(shared, (bool, np.bool_))
-    return bool(check(f"{name}: shared", shared, is_flag, "True or False"))
 
 
 def _more_of(step: CropStep) -> str:
