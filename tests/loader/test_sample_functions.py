@@ -403,6 +403,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda samples, _, rng: rng.integers(samples["start"], 3), "empty range"),
     (lambda samples, _, rng: rng.integers([1, 2], [3, 4, 5]), "integers has no range"),
     (lambda samples, _, rng: rng.integers([0, 0], 3, size=5), "integers has no range"),
+    (lambda samples, _, rng: rng.integers([0, 0], 3, size=1), "integers has no range"),
     (lambda samples, _, rng: rng.integers("three"), "integers has no range"),
     (lambda samples, _, rng: rng.random("3"), "size is not an integer"),
     (lambda samples, _, rng: rng.permutation(-1), "length is too small"),

@@ -55,7 +55,9 @@ class SampleRandom:
         sizes = () if size is None else (check_integer("size", size, least=0),)
         try:
             low, high = np.broadcast_arrays(np.asarray(low, np.int64), np.asarray(high, np.int64))
-            np.broadcast_shapes(low.shape, sizes)
+            shape = np.broadcast_shapes(low.shape, sizes)
+            if sizes and shape != sizes:
+                raise ValueError(f"arrays of shape {[*low.shape]}, and size {size}")
         except (TypeError, ValueError, OverflowError) as error:
             expected = "integers, or integer arrays that have one shape, which fits size"
             raise ClipError("integers has no range", expected=expected, got=str(error)) from error
@@ -63,7 +65,6 @@ class SampleRandom:
             row = int(np.argmax(low >= high))
             got = f"{low.ravel()[row]} and {high.ravel()[row]} in row {row}"
             raise ClipError("integers has an empty range", expected="low < high", got=got)
-        shape = sizes or low.shape
         share = uniform(self.key(), np.arange(int(np.prod(shape)))).reshape(shape)
         return between(share, low, high)
 
