@@ -422,6 +422,21 @@ def test_columns_of_the_other_byte_order(numbered: Dataset) -> None:
         assert batch["goal"].tolist() == batch["start"].tolist()
 
 
+def test_columns_keep_their_values(numbered: Dataset) -> None:
+    """The user's array may change in the epoch, for example to the clips' losses."""
+    losses = np.zeros(len(EVERY))
+
+    def weigh(samples: Samples, *_: Any) -> Samples:
+        return samples.with_columns(loss=losses)
+
+    pipe = make(numbered, weigh)
+    for epoch in (0, 1):
+        expected = float(losses[0])
+        for batch in pipe:
+            assert (batch["loss"] == expected).all(), epoch
+            losses += 1
+
+
 def test_errors(numbered: Dataset) -> None:
     for samples, match in WRONG:
         with pytest.raises(ClipError, match=match):

@@ -362,8 +362,8 @@ def _checked_column(name: str, given: Any, count: int) -> Values:
             values = pa.array(list(given), pa.large_string())
         elif values.dtype.kind not in kinds or values.dtype.itemsize > 8 or values.ndim > 2:
             raise TypeError(f"{values.dtype} {[*values.shape]}")
-        else:  # tensors have the byte order of the machine
-            values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        else:  # a copy, which stays when the user's array changes; in the order of the machine
+            values = values.astype(values.dtype.newbyteorder("="))
         if np.shape(given)[:1] != (count,):
             raise ValueError(f"{[*np.shape(given)]} for {count} rows")
     except (pa.ArrowException, TypeError, ValueError) as error:
