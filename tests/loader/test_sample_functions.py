@@ -46,6 +46,7 @@ from seqrecord.samples import (
     one_per_episode,
     per_episode,
     repeat_by,
+    reverse,
     skip_first,
     skip_last,
     subset,
@@ -686,6 +687,11 @@ def test_inside_a_segment(labelled: Dataset) -> None:
         for batch in pipe:
             for (key, start), dilation in zip(names(batch), batch["dilation"], strict=True):
                 assert is_one(key, [start, start + 2 * int(dilation)])
+    for more in ({"samples": [reverse(0.5)]}, {"samples": [subset(of=3)]}, {"clip_len": (2, 3)}):
+        fixed: dict[str, Any] = {"clip_len": 3, "dilation": 2, "batch_size": 3, **more}
+        fixed["samples"] = [*fixed.get("samples", ()), inside("subtask")]
+        pipe = SeqRecordPipe(labelled, **fixed)
+        assert sorted(all_names(pipe)) == clips_of(0, 2, 4, where=is_one)
     frames = {"episode": ["a", "a", "c"], "frames": [[6, 4, 9], [0, 2, 10], [3, 5, 4]]}
     pipe = SeqRecordPipe(labelled, samples=[frames, inside("subtask")])
     assert sorted(all_names(pipe)) == [("a", 4), ("c", 3)]
