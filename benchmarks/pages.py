@@ -74,6 +74,12 @@ PAGES = [
         (*_LOADING, "seqrecord/cloud", "benchmarks/tartanair/cloud_rows.py"),
     ),
     Page(
+        "tartanair/CODECS.md",
+        "tartanair/codecs.json",
+        "benchmarks.tartanair.codec_table",
+        ("seqrecord/store/codecs", "benchmarks/tartanair/codec_table.py"),
+    ),
+    Page(
         "tartanair/order_training.md",
         "tartanair/order_training.json",
         "benchmarks.tartanair.order_report",

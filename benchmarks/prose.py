@@ -13,6 +13,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from benchmarks.pages import PAGES
+from benchmarks.tartanair.codec_table import (
+    CHAINS,
+    cell,
+    copied,
+    features_of,
+    figures,
+    layouts_of,
+)
 from benchmarks.tartanair.compare.grid import differing
 from benchmarks.tartanair.compare.results import BY_HAND, best_rows, measured
 from benchmarks.tartanair.loaders.base import USUAL
@@ -22,6 +30,7 @@ from benchmarks.training.decoded_once import HEADLINE, epochs_of, repeats_of, sh
 from benchmarks.training.epochs import ROWS
 from benchmarks.training.row import STEPS
 from benchmarks.training.shared_frames import CLIP, MAPS, RAW, READ, THREADED, of_clips
+from seqrecord.store.codecs.presets import PRESETS
 
 __all__ = ["BLOCKS", "Block", "main", "replaced"]
 
@@ -282,6 +291,26 @@ def order_block() -> str:
     )
 
 
+# ---- docs/codecs.md
+
+
+def codecs_block() -> str:
+    """Presets, and codecs of all features, by layout."""
+    document = _read("tartanair/CODECS.md")
+    rows = document["rows"]
+    layouts = layouts_of(rows)
+    lines = [
+        [name, *(cell(figures(rows, layout, name)) for layout in layouts)]
+        for name in (*PRESETS, *CHAINS["all"])
+    ]
+    columns = [f"{layout}: {', '.join(features_of(rows, layout))}" for layout in layouts]
+    return (
+        "On real TartanAir frames, all features together (times smaller / encode MB/s / decode "
+        f"GB/s, one thread), {_age(document)}, where a copy of 4 MiB has {copied(rows):.0f} "
+        f"GB/s:\n\n{markdown(['codec', *columns], lines)}\n"
+    )
+
+
 # ---- blocks
 
 
@@ -297,6 +326,7 @@ BLOCKS = [
     Block("README.md", "measured", measured_block),
     Block("docs/performance.md", "loaders", loaders_block),
     Block("docs/performance.md", "shared frames", shared_frames_block),
+    Block("docs/codecs.md", "codecs", codecs_block),
     Block("docs/order.md", "orders", order_block),
     Block("docs/performance.md", "trainings", trainings_block),
 ]
