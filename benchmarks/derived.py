@@ -1,13 +1,13 @@
 """Encoding at each step against latents that were derived once: CPU seconds and calls by epoch.
 
-    python -m benchmarks.derived FOLDER [--epochs 3]
+    python -m benchmarks.derived FOLDER [--epochs 3] [--write]
 
 Samples of a world model: 17 frames of 64x64 pixels from every fourth start, as a causal video
 encoder with random weights turns them into latents [5, 8, 8, 8], with the 17 actions, and the
 embedding of the task's text, one of three. One side encodes each batch in the training loop, the
 other reads latents and embeddings that `seqrecord.derive` stored. Both get the same values, which
 is checked. The decoding of the images counts for both sides, in
-the first epoch only: frames stay in memory.
+the first epoch only: frames stay in memory. `--write` writes the table into docs/derive.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import numpy as np
 import torch
 
 import seqrecord
-from benchmarks.timing import machine, markdown
+from benchmarks.prose import write as write_block
+from benchmarks.timing import commit, machine, markdown
 from seqrecord import SeqRecordPipe, SeqRecordWriter
 
 __all__ = ["COLUMNS", "Encoder", "TextEncoder", "measure", "write"]
@@ -189,11 +190,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help="write docs/derive.md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = measure(arguments.folder, arguments.epochs)
-    print(f"{machine()}\n")
-    print(markdown(COLUMNS, rows))
+    block = f"{markdown(COLUMNS, rows)}\n\nMeasured at `{commit()}` on {machine()}.\n"
+    print(block)
+    if arguments.write:
+        write_block("docs/derive.md", "time saved", block)
 
 
 if __name__ == "__main__":

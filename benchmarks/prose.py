@@ -32,7 +32,7 @@ from benchmarks.training.row import STEPS
 from benchmarks.training.shared_frames import CLIP, MAPS, RAW, READ, THREADED, of_clips
 from seqrecord.store.codecs.presets import PRESETS
 
-__all__ = ["BLOCKS", "Block", "main", "replaced"]
+__all__ = ["BLOCKS", "Block", "main", "replaced", "write"]
 
 Row = Mapping[str, Any]
 _RATE = "clips_per_second"
@@ -342,10 +342,15 @@ def replaced(text: str, name: str, block: str) -> str:
     return f"{before}{begin}{block}{end}{after}"
 
 
+def write(file: str, name: str, block: str) -> None:
+    """Replace a marked part of a file of the repository."""
+    path = ROOT / file
+    path.write_text(replaced(path.read_text(), name, block))
+
+
 def main() -> None:
     for block in BLOCKS:
-        path = ROOT / block.file
-        path.write_text(replaced(path.read_text(), block.name, block.text()))
+        write(block.file, block.name, block.text())
 
 
 if __name__ == "__main__":
