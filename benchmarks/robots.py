@@ -27,7 +27,7 @@ from benchmarks.prose import write as write_block
 from benchmarks.timing import commit, machine, markdown, once
 from seqrecord import SeqRecordIterableDataset, SeqRecordMix, SeqRecordWriter, Vector
 
-__all__ = ["Padded", "measure", "mix_by_arguments", "mix_by_functions", "write"]
+__all__ = ["Padded", "measure", "mix_by_arguments", "mix_by_functions", "sentence", "write"]
 
 SIZES = {"arm": 6, "humanoid": 14}
 VECTORS = ("observation.state", "action")

@@ -22,7 +22,8 @@ from benchmarks import rgbd
 from benchmarks.checks import faults
 from benchmarks.lerobot import __main__ as lerobot
 from benchmarks.pages import PAGES, Page, changes
-from benchmarks.robots import SIZES, VECTORS
+from benchmarks.prose import replaced
+from benchmarks.robots import SIZES, VECTORS, sentence
 from benchmarks.robots import measure as measure_robots
 from benchmarks.robots import write as write_robot
 from benchmarks.suite import Suite, make_parser
@@ -506,3 +507,5 @@ def test_robots_are_measured_on_both_sides(tmp_path: Path) -> None:
     found = measure_robots(tmp_path, [*VECTORS], repeats=1)
     assert found.keys() == {"arguments", "clip_transform"}
     assert all(cpu > 0 and wall > 0 for cpu, wall in found.values())
+    text = (ROOT / "docs" / "mixing.md").read_text()
+    assert sentence(found)[:60] in replaced(text, "vectors", sentence(found))
