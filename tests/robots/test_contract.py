@@ -145,12 +145,13 @@ def test_a_training_resumes_its_order_with_other_workers_and_ranks(
     made = LeRobotDataset("a/test", unpack(tmp_path, "lerobot_video_v3"))
     training = Training(lerobot, made, monkeypatch)
     assert installed()
-    whole = training.run(None, 0, 18, 2, 2, 1)
+    whole = training.run(None, 0, 22, 2, 2, 1)
     assert len({*whole[:16]}) == len(made) == 16
     found = training.run(tmp_path, 0, 3, 2, 2, 1)
     found += training.run(tmp_path, 3, 4, *numbers)
     assert ("--num_workers=2 and 1 processes" in caplog.text) == (numbers != (2, 2, 1))
     found += training.run(tmp_path, 4, 14, 2, 2, 1)  # resumed once more
+    found += training.run(tmp_path, 14, 18, 2, 2, 1)  # inside a later epoch
     assert found == whole[: len(found)]
     assert len(found) > len(made)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,14 +52,22 @@ class Training:
         sampler = self.script.EpisodeAwareSampler(seed=3)
         if cfg.resume:
             sampler.load_state_dict({"epoch": 9, "start_index": 9})  # LeRobot's own result
-        found, items = list[int](), iter(sampler)
-        for _ in range(step, stop):
-            taken = list(islice(items, batch_size * ranks))
-            if len(taken) < batch_size * ranks:  # Accelerate repeats other items
-                items = iter(sampler)
-            found += taken
+        found, batches = list[int](), _batches(sampler, batch_size * ranks)
+        for batch in islice(batches, stop - step):
+            found += batch
         options = {"batch_size": batch_size, "num_processes": ranks, "step": stop}
         if folder is not None:
             theirs = {"cfg": cfg, "policy": None, "optimizer": None}
             self.script.save_checkpoint(checkpoint_dir=folder, **theirs, **options)
         return found
+
+
+def _batches(sampler: Any, size: int) -> Iterator[list[int]]:
+    """Items of each step, as from a loader that Accelerate has prepared: without the items that it
+    repeats at the end of an epoch, and with the epoch that it sets, from 0 after each restart.
+    """
+    for iteration in count():
+        sampler.set_epoch(iteration)
+        items = iter(sampler)
+        while batch := list(islice(items, size)):
+            yield batch

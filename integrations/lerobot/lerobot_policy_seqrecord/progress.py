@@ -100,6 +100,14 @@ class ResumedSampler(PlannedSampler):
         super().__init__(dataset, **numbers, num_replicas=progress.ranks, **options)
         self._progress = progress
 
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing: each iteration is the next epoch.
+
+        Accelerate calls it as an iteration begins, with the number of iterations since this process
+        has started, which is not the epoch of a resumed training.
+        """
+        del epoch
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """To the position that was saved, whatever LeRobot has computed from the step."""
         del state
