@@ -246,6 +246,23 @@ def test_buffers_may_be_reused_at_once(tmp_path: Path) -> None:
     assert (found["blob"], found["x"].tolist()) == (b"12", [1, 1, 1])
 
 
+def test_metadata_is_as_it_was_at_the_call(
+    tmp_path: Path, gate: CreateGate, gated: Storage
+) -> None:
+    """The thread begins an episode later, after the frames before it."""
+    entries: dict[str, Any] = {"objects": ["cup"]}
+    schema = Schema([FeatureSpec("x", np.dtype(np.int64), ())])
+    with SeqRecordRecorder(gated, schema=schema, chunk_frames=1) as recorder:
+        append(recorder.episode("a"), [{"x": 0}]).close(wait=False)
+        assert gate.reached.wait(60)
+        episode = recorder.episode("b", metadata=entries)
+        entries["objects"].append("plate")  # of the next one
+        gate.opened.set()
+        append(episode, [{"x": 1}]).close()
+    with seqrecord.open(tmp_path / "d") as dataset:
+        assert dataset.episodes["b"].metadata == {"objects": ["cup"]}
+
+
 def test_a_full_queue(tmp_path: Path, gate: CreateGate, gated: Storage) -> None:
     recorder = SeqRecordRecorder(gated, schema=LARGE, queue_size="4.5MiB", chunk_frames=1)
     with recorder, recorder.episode("a") as episode:
