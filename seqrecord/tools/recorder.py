@@ -29,7 +29,13 @@ from seqrecord.errors import (
     located,
 )
 from seqrecord.store.format.manifest import Manifest
-from seqrecord.store.format.text import MEASURED_FPS, check_key, encode_metadata, parse_metadata
+from seqrecord.store.format.text import (
+    MEASURED_FPS,
+    check_key,
+    encode_metadata,
+    metadata_entries,
+    parse_metadata,
+)
 from seqrecord.store.format.time_spans import CLOCKS, timestamp_features
 from seqrecord.store.processes.exclusive import Exclusive, exclusive
 from seqrecord.store.processes.threads import start
@@ -183,8 +189,9 @@ class SeqRecordRecorder:
         if self._episode is not None:
             raise DestinationError(f"episode {self._episode.key} has not ended", episode=key)
         check_key(key)
-        # As it is now: the thread may begin the episode later.
-        entries = parse_metadata(encode_metadata(dict(metadata or {})))
+        with located(FormatError, episode=key):
+            # As it is now: the thread may begin the episode later.
+            entries = parse_metadata(encode_metadata(metadata_entries(metadata or {})))
         fps = check_fps(fps)
         if key in self._keys:
             raise DestinationError(

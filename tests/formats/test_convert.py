@@ -200,6 +200,7 @@ class _Odd(MadeSource):
         odd = {
             "empty": EpisodeInfo("made/001", 0, {"number": 1}),
             "metadata": EpisodeInfo("made/001", 3, {"number": object()}),
+            "mapping": EpisodeInfo("made/001", 3, ["number"]),  # type: ignore[arg-type]
             "key": EpisodeInfo("../001", 3, {"number": 1}),
             "twice": infos[0],
         }
@@ -227,7 +228,8 @@ def test_frames_that_differ_from_the_schema_make_a_bad_episode(tmp_path: Path, h
 
 
 def test_invalid_lists_of_episodes(tmp_path: Path) -> None:
-    for how, key in (("metadata", "made/001"), ("key", "../001"), ("twice", ""), ("none", "")):
+    odd = {"metadata": "made/001", "mapping": "made/001", "key": "../001", "twice": "", "none": ""}
+    for how, key in odd.items():
         source = _Odd(how=how)
         with pytest.raises(SourceError):
             convert(source, tmp_path / "d", workers=1)

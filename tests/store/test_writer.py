@@ -99,10 +99,15 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
             writer.episode("../b")
         with pytest.raises(errors.FormatError, match="JSON"):
             writer.episode("b", metadata={"x": object()})
+        for metadata in (5, [1], "ab"):
+            with pytest.raises(errors.FormatError, match=r"not a mapping.*episode: b"):
+                writer.episode("b", metadata=metadata)  # type: ignore[arg-type]
         with pytest.raises(errors.FrameError, match="has no frames"), writer.episode("b"):
             pass
         with writer.episode("b") as episode:
             episode.append(frame("b", 0))
+            with pytest.raises(errors.FormatError, match=r"not a mapping.*episode: b"):
+                episode.close([1])  # type: ignore[arg-type]
             episode.abort()
         write_episodes(writer, {"b": 1})
         assert writer.close().num_frames == 2

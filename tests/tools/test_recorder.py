@@ -18,7 +18,14 @@ import pytest
 
 import seqrecord
 from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
-from seqrecord.errors import DestinationError, FrameError, QueueFullError, SchemaError, StorageError
+from seqrecord.errors import (
+    DestinationError,
+    FormatError,
+    FrameError,
+    QueueFullError,
+    SchemaError,
+    StorageError,
+)
 from seqrecord.storage import LocalStorage, Storage, open_storage
 from tests.kit.datasets import (
     EPISODES,
@@ -360,6 +367,9 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
             first.append({"x": np.zeros(3)})
         with pytest.raises(DestinationError, match="exists already"):
             recorder.episode("a")
+        for metadata in (5, [1], "ab", {"x": {1}}):
+            with pytest.raises(FormatError, match=r"metadata .*episode: b"):
+                recorder.episode("b", metadata=metadata)  # type: ignore[arg-type]
         recorder.episode("b").append({"x": np.zeros(3)})  # free after an episode without frames
     for call in (recorder.close, lambda: recorder.episode("z"), first.discard):
         with pytest.raises(DestinationError, match="is closed"):

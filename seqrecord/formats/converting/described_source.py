@@ -16,7 +16,7 @@ from seqrecord.in_place.boundary import boundary
 from seqrecord.in_place.file_types import explained
 from seqrecord.store.feature_kinds import check_kinds_and_units
 from seqrecord.store.format.inventory import Inventory
-from seqrecord.store.format.text import check_key, encode_metadata
+from seqrecord.store.format.text import check_key, encode_metadata, metadata_entries
 from seqrecord.store.originals.inventory import inventory_of
 from seqrecord.store.originals.protocol import EpisodeInfo, Source
 from seqrecord.store.reading.resizing import Sizes
@@ -166,7 +166,7 @@ class DescribedSource:
         for info in self.episodes:
             try:
                 check_key(info.key)
-                encode_metadata(dict(info.metadata))
+                encode_metadata(metadata_entries(info.metadata))
                 check_fps(info.fps)
                 if info.split is not None:
                     check_split_name(info.split)

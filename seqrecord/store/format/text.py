@@ -71,6 +71,16 @@ def check_key(key: object) -> str:
     return key
 
 
+def metadata_entries(metadata: Any) -> dict[str, Any]:
+    """Return the entries of an episode's metadata. Raises `FormatError` if it is not a mapping."""
+    try:
+        return dict(metadata)
+    except (TypeError, ValueError) as error:
+        raise FormatError(
+            "metadata is not a mapping", expected='such as {"task": "stack"}', got=repr_of(metadata)
+        ) from error
+
+
 def encode_metadata(metadata: object) -> str:
     """Encode an episode's metadata as canonical JSON. Raises `FormatError` for other values."""
     try:

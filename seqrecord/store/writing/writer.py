@@ -17,7 +17,7 @@ from seqrecord.errors import (
 )
 from seqrecord.store.feature_kinds import doubtful_forms
 from seqrecord.store.format.manifest import Manifest
-from seqrecord.store.format.text import check_key, encode_metadata, parse_metadata
+from seqrecord.store.format.text import check_key, encode_metadata, metadata_entries, parse_metadata
 from seqrecord.store.processes.exclusive import Exclusive, exclusive
 from seqrecord.store.reading.metadata import DamagedFile
 from seqrecord.store.schema import Block, Frame, Schema
@@ -207,7 +207,7 @@ class SeqRecordWriter:
             )
         fps = self._fps if fps is None else check_fps(fps)
         with located(FormatError, episode=key):
-            text = encode_metadata(dict(metadata or {}))
+            text = encode_metadata(metadata_entries(metadata or {}))
         self._episode = EpisodeWriter(self, key, text, fps)
         return self._episode
 
@@ -442,7 +442,8 @@ class EpisodeWriter:
         text = None
         if metadata:
             with located(FormatError, episode=self.key):
-                text = encode_metadata({**parse_metadata(self._metadata), **metadata})
+                entries = parse_metadata(self._metadata)
+                text = encode_metadata({**entries, **metadata_entries(metadata)})
         with self._forget_on_error():
             if self._records is None and not self.num_frames:
                 raise FrameError("episode has no frames", episode=self.key)
