@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import threading
 import time
@@ -44,7 +43,7 @@ from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import StorageLike
 from seqrecord.store.storage.url import parse_location
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import parse_size
+from seqrecord.store.units import is_number, parse_size
 from seqrecord.store.writing.destination import WriteMode
 from seqrecord.store.writing.record_file import check_names, check_value
 from seqrecord.store.writing.stored_schema import (
@@ -609,8 +608,8 @@ def _check_arguments(queue_size: int | str, flush_seconds: float) -> int:
         limit = parse_size(queue_size)
     except ValueError as error:
         raise DestinationError(f"queue_size: {error}", got=repr_of(queue_size, 100)) from None
-    if not 0 < flush_seconds < math.inf:
+    if not is_number(flush_seconds) or flush_seconds <= 0:
         raise DestinationError(
-            "invalid flush_seconds", expected="seconds, more than 0", got=flush_seconds
+            "invalid flush_seconds", expected="seconds, more than 0", got=repr_of(flush_seconds)
         )
     return limit

@@ -422,6 +422,8 @@ def test_wrong_arguments(tmp_path: Path, memory_url: str) -> None:
         ({"queue_size": "many"}, "queue_size"),
         ({"flush_seconds": 0}, "invalid flush_seconds"),
         ({"flush_seconds": float("nan")}, "invalid flush_seconds"),
+        ({"flush_seconds": "1"}, "invalid flush_seconds"),
+        ({"flush_seconds": None}, "invalid flush_seconds"),
         ({"mode": "update"}, "unknown mode"),
     ]
     for arguments, message in wrong:
