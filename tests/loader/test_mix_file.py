@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import seqrecord
 from seqrecord import CenterCrop, SeqRecordIterableDataset, SeqRecordMix, Vector, samples
@@ -281,6 +282,29 @@ memory_limit: 1GiB
     same: dict[str, Any] = {"clip_len": 3, "episodes": ["e/0"]}
     sources = {"a": stream(root, "a", **same), "b": stream(root, "b", **same, stride=2)}
     assert digests(load(root, text)) == digests(SeqRecordMix(sources, batch_size=4))
+
+
+@pytest.mark.usefixtures("home")
+def test_defaults_that_name_values_of_texts(tmp_path: Path) -> None:
+    def mean(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"mean": batch["where"].double().mean(dim=1)}
+
+    def embedding(text: str) -> torch.Tensor:
+        return torch.full((len(text), 2), 3.0)
+
+    sources = "sources:\n"
+    for number, name in enumerate("ab"):
+        write_source(tmp_path / name, number, (8, 6), texts=True)
+        options: dict[str, Any] = {"features": ["where"], "batch_size": 4}
+        per_text = {"text": embedding}
+        values = tmp_path / f"{name}-values"
+        seqrecord.derive(tmp_path / name, mean, values, per_text=per_text, **options)
+        sources += f"  {name}: {{location: {name}, join: {name}-values}}\n"
+    text = f"{sources}clip_len: 2\nbatch_size: 3\n"
+    options_text = "features: [text, text_embedding]\nragged: {text_embedding: pad}\n"
+    assert {*next(iter(load(tmp_path, text + options_text)))} >= {"text", "text_embedding"}
+    options_text = "rename: {text_embedding: language}\nragged: {language: pad}\n"
+    assert {*next(iter(load(tmp_path, text + options_text)))} >= {"language", "language_mask"}
 
 
 def test_vectors_of_several_robots(root: Path) -> None:

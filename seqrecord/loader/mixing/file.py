@@ -90,7 +90,7 @@ class _Default:
             chosen = options.get("features")
             is_for_all = self.key != "resize" or images_of(dataset.select(chosen).features)
             return self.value if is_for_all else {}
-        stored, rename = [*dataset.schema], options.get("rename") or {}
+        stored, rename = dataset.contents.value_names, options.get("rename") or {}
         names = dict(zip(stored, stored, strict=True))
         if self.key != "rename":
             names = {rename.get(name, name): name for name in stored}
