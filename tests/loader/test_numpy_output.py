@@ -159,6 +159,9 @@ def test_refused(path: Path) -> None:
     source = SeqRecordPipe(path, output="numpy", **CLIPS)
     with pytest.raises(ClipError, match=r"sets options of the mix.*output"):
         seqrecord.SeqRecordMix({"one": source}, batch_size=2)
+    source = SeqRecordPipe(path, clip_len=3, ragged="nested")
+    with pytest.raises(ClipError, match=r"NumPy has no nested arrays.*nested tensors of note"):
+        seqrecord.SeqRecordMix({"one": source}, batch_size=2, output="numpy")
 
 
 def test_several_jax_processes_need_a_rank(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,6 +159,13 @@ class MixLoader:
             MixedBatches.of(some, features, camera_masks=masks, tasks=self.tasks, texts=texts)
             for some in alike
         ]
+        nested = {name for batches in self.batches for name in batches.nested_names}
+        problem, expected = (
+            "NumPy has no nested arrays",
+            'ragged="list" or "pad"; or output="torch"',
+        )
+        got = f"output={options.output!r}, nested tensors of {', '.join(sorted(nested))}"
+        raise_if(options.output == "numpy" and bool(nested), problem, expected, got)
         warn_of_form(self.batches, shares, differing)
         self._memory = MixMemory.of(options, self.loaders, shares, self.batches)
         limits.memory = self._memory

@@ -182,6 +182,12 @@ class MixedBatches:
         return own | {one.column.name: one.column.text for one in self.joined}
 
     @property
+    def nested_names(self) -> Set[str]:
+        """The features and values of texts that come as nested tensors."""
+        forms = [values.form for values in self.texts]
+        return self.nested | {form.name for form in forms if form.as_nested}
+
+    @property
     def clip_bytes(self) -> int:
         """Bytes of a clip in a batch."""
         return max(1, clip_nbytes(self.specs, self.lengths))
