@@ -690,6 +690,9 @@ def test_batches_of_a_pipe_in_the_form_of_lerobot(root: Path, as_uint8: bool) ->
     )
     for batch in islice(pipe, 3):
         given = to_lerobot(batch, return_uint8=as_uint8)
+        arrays = {n: v if isinstance(v, list) else v.numpy() for n, v in batch.items()}
+        of_arrays = to_lerobot(arrays, return_uint8=as_uint8)
+        assert of_arrays.pop("episode") == given["episode"]
         numbers = [int(key[-6:]) for key in given.pop("episode")]
         begin = np.cumsum(LENGTHS) - LENGTHS
         items = ours.__getitems__((begin[numbers] + given["frame_index"].numpy()).tolist())
@@ -699,3 +702,6 @@ def test_batches_of_a_pipe_in_the_form_of_lerobot(root: Path, as_uint8: bool) ->
             wanted[name].dtype for name in given if name != "task"
         ]
         assert same(given, {name: wanted[name] for name in given})
+        assert same(of_arrays, given)
+    depth = to_lerobot({"observation.images.depth": torch.zeros(2, 4, 6, dtype=torch.int32)})
+    assert depth["observation.images.depth"].dtype == torch.int64

@@ -22,10 +22,12 @@ def to_lerobot(
     Images, uint8 [batch, …, H, W, C], become float32 [batch, …, C, H, W] in [0, 1], or keep uint8
     with `return_uint8`. Other integers become int64, other floats float32. `start` becomes
     `frame_index`. If the loader has `windows`, `pad="edge"` and `squeeze_time=True`, the result
-    equals LeRobot's batches for the same `delta_timestamps`, without `index` and `task_index`.
+    equals LeRobot's batches for the same `delta_timestamps`, without `index` and `task_index`; but
+    depth keeps its unit and shape.
 
     Args:
-        batch: clips of a loader with `batch_size`, or of `seqrecord.collate`.
+        batch: clips of a loader with `batch_size`, or of `seqrecord.collate`. NumPy arrays become
+            tensors.
         cameras: names of image features. Default: all names with the prefix `observation.image`.
         return_uint8: keep images as uint8.
 
@@ -36,6 +38,8 @@ def to_lerobot(
     """
     columns = {}
     for name, value in batch.items():
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
         if name in cameras if cameras is not None else name.startswith(_CAMERAS):
             value = channels_first(value, return_uint8=return_uint8)
         else:
@@ -47,10 +51,10 @@ def to_lerobot(
 def channels_first(images: Any, *, return_uint8: bool) -> Any:
     """Convert uint8 images [batch, …, H, W, C] to [batch, …, C, H, W], float32 in [0, 1] or uint8.
 
-    Other values, such as masks, are returned unchanged.
+    Other values, such as masks and depth, are converted by `numbers`.
     """
     if not isinstance(images, torch.Tensor) or images.dtype != torch.uint8:
-        return images
+        return numbers(images)
     # NumPy, because torch's threads wait for each other, and one thread takes twice as long.
     pixels = np.ascontiguousarray(np.moveaxis(images.numpy(), -1, -3))
     return torch.from_numpy(pixels if return_uint8 else pixels / np.float32(255))
