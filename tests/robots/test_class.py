@@ -524,6 +524,10 @@ def test_a_state_resumes_at_any_item(root: Path, ranks: int, workers: int) -> No
         assert list(resumed) == whole[1][start:], start
     sampler.set_epoch(0)
     assert list(sampler) == whole[0]
+    for epoch, start in ((0, 0), (1, 37)):  # the position is one in epoch 1
+        sampler.load_state_dict({"epoch": 1, "start_index": 37})
+        sampler.set_epoch(epoch)
+        assert list(sampler) == whole[epoch][start:]
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it

@@ -119,8 +119,13 @@ class PlannedSampler(Sampler[int]):
         return self._planner.num_turns(self._loader, self._order, self._shares, epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration."""
-        self._epoch = self._set_epoch = check_integer("epoch", epoch, least=0, most=MAX_INT)
+        """Set the epoch of the next iteration, from its first item; in the epoch of a loaded state,
+        from the state's position.
+        """
+        epoch = check_integer("epoch", epoch, least=0, most=MAX_INT)
+        if epoch != self._epoch:
+            self._start = 0
+        self._epoch = self._set_epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
         """Return the start of the next iteration: `epoch`, and `start_index`, the number of items
@@ -131,6 +136,9 @@ class PlannedSampler(Sampler[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the start of the next iteration. Raises `StateError` inside an epoch if dataset and
         arguments differ; states without `order`, such as LeRobot's own, are not compared.
+
+        A loader that Accelerate has prepared sets the epoch of each iteration, from 0 in each
+        process: then call its `set_epoch` with the epoch of the state.
         """
         epoch, start = _position_in(state)
         if (error := self.differing_order(state, start)) is not None:
