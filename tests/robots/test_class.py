@@ -599,6 +599,25 @@ def test_a_state_inside_an_epoch_has_its_order(root: Path) -> None:
         assert len(list(other)) == len(other)
 
 
+def test_wrong_states_of_a_sampler(root: Path) -> None:
+    sampler = PlannedSampler(dataset(root), batch_size=4)
+    wrong: list[Any] = [{}, {"epoch": 1}, [], None]
+    for state in wrong:
+        for loaded in (sampler, iter(sampler)):
+            with pytest.raises(StateError, match="not the state of a sampler"):
+                loaded.load_state_dict(state)
+    state = {"epoch": 0, "start_index": sum(LENGTHS) + 1}
+    resumed = iter(sampler)
+    resumed.load_state_dict(state)
+    sampler.load_state_dict(state)
+    for iteration in (resumed, iter(sampler)):
+        with pytest.raises(StateError, match=r"beyond the end.*at most 259 items of epoch 0"):
+            next(iteration)
+    at_end = iter(sampler)
+    at_end.load_state_dict({"epoch": 0, "start_index": sum(LENGTHS)})
+    assert list(at_end) == []
+
+
 @pytest.mark.parametrize("first", [0, pytest.param(5, marks=pytest.mark.slow)])
 def test_ranks_and_workers_get_disjoint_parts(root: Path, first: int) -> None:
     """Batches are dealt out as by Accelerate and DataLoader, from batch `first` on."""

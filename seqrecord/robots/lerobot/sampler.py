@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from itertools import chain, count, islice
@@ -134,8 +134,9 @@ class PlannedSampler(Sampler[int]):
         return self.position(self._epoch, self._start)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the start of the next iteration. Raises `StateError` inside an epoch if dataset and
-        arguments differ; states without `order`, such as LeRobot's own, are not compared.
+        """Set the start of the next iteration. Raises `StateError` for other values than states,
+        and inside an epoch if dataset and arguments differ; states without `order`, such as
+        LeRobot's own, are not compared. Beyond the end of its epoch, the iteration raises it.
 
         A loader that Accelerate has prepared sets the epoch of each iteration, from 0 in each
         process: then call its `set_epoch` with the epoch of the state.
@@ -183,6 +184,13 @@ class PlannedSampler(Sampler[int]):
         if not self._is_compared and self._order.ranks == _num_ranks() > 1:
             compare_ranks(partial(self._inputs, epoch, start))
             self._is_compared = True
+        if start > (num_items := self._num_given(epoch)):
+            raise StateError(
+                "a position is beyond the end of its epoch",
+                file=self._planner.name,
+                expected=f"at most {num_items} items of epoch {epoch}",
+                got=f"start_index {start}",
+            )
         self._epoch, self._start, self._set_epoch = epoch + 1, 0, None
         return self._numbers(epoch, start)
 
@@ -265,7 +273,13 @@ class PlannedIteration(Iterator[int]):
 
 
 def _position_in(state: dict[str, Any]) -> tuple[int, int]:
-    """Epoch and number of items in a saved position."""
+    """Epoch and number of items in a saved position. Raises `StateError` for other values."""
+    if not isinstance(state, Mapping) or not state.keys() >= {"epoch", "start_index"}:
+        raise StateError(
+            "the value is not the state of a sampler",
+            expected='a dict such as {"epoch": 3, "start_index": 0}',
+            got=repr_of(state),
+        )
     epoch, start = (
         check_integer(name, state[name], least=0, most=MAX_INT) for name in ("epoch", "start_index")
     )
