@@ -618,6 +618,15 @@ def test_wrong_states_of_a_sampler(root: Path) -> None:
     assert list(at_end) == []
 
 
+def test_wrong_arguments_of_a_sampler(root: Path) -> None:
+    function: Any = samples.one_per_episode()
+    with pytest.raises(ClipError, match=r"samples is not valid.*\[one_per_episode\(\)\]"):
+        PlannedSampler(dataset(root), batch_size=4, samples=function)
+    subset: Any = torch.utils.data.Subset(dataset(root), [0])
+    with pytest.raises(ClipError, match=r"dataset is not valid.*LeRobotMixDataset.*Subset"):
+        PlannedSampler(subset, batch_size=4)
+
+
 @pytest.mark.parametrize("first", [0, pytest.param(5, marks=pytest.mark.slow)])
 def test_ranks_and_workers_get_disjoint_parts(root: Path, first: int) -> None:
     """Batches are dealt out as by Accelerate and DataLoader, from batch `first` on."""

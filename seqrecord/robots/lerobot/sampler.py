@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from itertools import chain, count, islice
@@ -21,8 +21,10 @@ from seqrecord.loader.sampling.sample_functions import SampleFunctions
 from seqrecord.robots.lerobot.items import PlannedDataset
 from seqrecord.robots.lerobot.planned import Order, PlannedIndex, Share
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import MAX_INT, check_integer, check_seed
+from seqrecord.store.units import MAX_INT, check, check_integer, check_seed
 
+_DATASETS = "a LeRobotDataset or LeRobotMixDataset of seqrecord.lerobot"
+_FUNCTIONS = "a list of functions, such as [one_per_episode()]"
 _turns = count()
 
 
@@ -92,13 +94,14 @@ class PlannedSampler(Sampler[int]):
             memory_limit,
             check_integer("num_replicas", num_replicas, least=1, most=MAX_INT),
             max(1, check_integer("num_workers", num_workers, least=0, most=MAX_INT)),
-            tuple(samples),
+            tuple(check("samples", samples, isinstance(samples, Iterable), _FUNCTIONS)),
         )
         shards, ranks = self._order.shards, self._order.ranks
         self._shares = range(shards)
         if rank is not None:
             rank = check_integer("rank", rank, least=0, most=ranks - 1)
             self._shares = range(rank, shards, ranks)
+        check("dataset", dataset, hasattr(dataset, "planner"), _DATASETS)
         self._planner = dataset.planner
         self._loader = self._planner.loader(self._order)
         self._is_rest_given = rank is None
@@ -272,7 +275,7 @@ class PlannedIteration(Iterator[int]):
         self._error, self._numbers = error or self._sampler.differing_order(state, start), None
 
 
-def _position_in(state: dict[str, Any]) -> tuple[int, int]:
+def _position_in(state: Any) -> tuple[int, int]:
     """Epoch and number of items in a saved position. Raises `StateError` for other values."""
     if not isinstance(state, Mapping) or not state.keys() >= {"epoch", "start_index"}:
         raise StateError(
