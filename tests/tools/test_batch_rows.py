@@ -53,6 +53,7 @@ def as_json(batch: Any) -> dict[str, Any]:
     }
 
 
+NORMALIZED = {"id": seqrecord.Vector(normalize="mean_std")}
 OPTIONS: dict[str, dict[str, Any]] = {
     "batches": {"batch_size": 4, "clip_len": 3, "seed": 7},
     "single clips": {"clip_len": 3, "dilation": 2, "stride": 2},
@@ -63,6 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "budget": {"batch_size": seqrecord.MaxFrames(12), "clip_len": (2, 5)},
     "features": {"batch_size": 4, "clip_len": 3, "features": ["id"], "rename": {"id": "number"}},
     "resized": {"batch_size": 4, "clip_len": 3, "resize": (6, 8)},
+    "normalized": {"batch_size": 4, "clip_len": 3, "vectors": NORMALIZED},
     "memory": {"batch_size": 4, "clip_len": 3, "memory_limit": "1MiB"},
     "engine": {
         "batch_size": 4,
@@ -104,7 +106,7 @@ def test_a_split_and_samples_of_the_run(path: Path, tmp_path: Path) -> None:
 def test_rows_of_a_mix_file(path: Path, tmp_path: Path) -> None:
     text = f"sources: {{a: {{location: '{path}'}}, b: {{location: '{path}', split: val}}}}\n"
     (tmp_path / "mix.yaml").write_text(text + "weights: {a: 1, b: 2}\n")
-    options: dict[str, Any] = {"clip_len": 3, "batch_size": 5, "seed": 3}
+    options: dict[str, Any] = {"clip_len": 3, "batch_size": 5, "seed": 3, "vectors": NORMALIZED}
     mix = seqrecord.SeqRecordMix.from_file(tmp_path / "mix.yaml", **options)
     file = saved(mix, tmp_path)
     found = rows_of(tmp_path / "mix.yaml", file, "--batch", 2, "--epoch", 1)

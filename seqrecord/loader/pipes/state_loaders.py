@@ -19,7 +19,8 @@ from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.text import repr_of
 
-_NO_LIMIT = 1 << 50  # bytes: the settings are the state's, and no frame is read
+# The settings are the state's, and no frame is read or normalized.
+_FOR_ROWS: dict[str, Any] = {"memory_limit": 1 << 50, "rank": (0, 1), "normalization": "stored"}
 _OFFSETS = re.compile(r"(-?\d+(,-?\d+)*|(-?\d+):(-?\d+)(:\d+)?)")
 _SIZE = re.compile(r"(\w+) \[(\d+), (\d+)(.*)\]")
 _IN_PYTHON = (
@@ -89,7 +90,7 @@ def loader_of_state(
     given = {name: value for name, value in options.items() if value is not None}
 
     def make() -> EpochStream:
-        return SeqRecordIterableDataset(dataset, memory_limit=_NO_LIMIT, rank=(0, 1), **given)
+        return SeqRecordIterableDataset(dataset, **_FOR_ROWS, **given)
 
     return loaded(make, state)
 
@@ -106,9 +107,9 @@ def mix_of_state(make: Callable[..., EpochStream], state: State) -> EpochStream:
             got="a state of one dataset",
         )
     size = _batch_size(shared, shared.get("batch_size"))
-    arguments = {"seed": shared.get("seed"), "batch_size": size, "memory_limit": _NO_LIMIT}
+    arguments = {"seed": shared.get("seed"), "batch_size": size, **_FOR_ROWS}
     missing = {"clip_len": _clip_len(state.sources[0].request)}
-    return loaded(lambda: make({**arguments, "rank": (0, 1)}, missing), state)
+    return loaded(lambda: make(arguments, missing), state)
 
 
 def loaded(make: Callable[[], EpochStream], state: State) -> EpochStream:
