@@ -101,6 +101,9 @@ def test_a_split_and_samples_of_the_run(path: Path, tmp_path: Path) -> None:
     message = fail("info", path, "--state", file, "--batch", 1, *place[2:])
     assert "of other episodes of this dataset" in message
     assert "loader.load_state_dict(state); loader.rows(" in message
+    loader = SeqRecordPipe(path, samples=samples, stride=2, clip_len=3)
+    place = "--batch", "1", "--samples", "{every: 2}"
+    assert rows_of(path, saved(loader, tmp_path), *place)["rows"] == as_json(loader.rows(0, 1))
 
 
 def test_rows_of_a_mix_file(path: Path, tmp_path: Path) -> None:

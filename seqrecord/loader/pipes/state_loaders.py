@@ -69,7 +69,7 @@ def loader_of_state(
     selected = dataset.select([name for name in features if name in dataset.features])
     options: dict[str, Any] = {
         "clip_len": _clip_len(request),
-        "stride": request.get("stride") if samples is None else None,
+        "stride": request.get("stride"),
         "dilation": request.get("dilation"),
         "pad": request.get("pad"),
         "windows": _windows(dataset, request.get("windows") or {}) or None,
