@@ -121,3 +121,23 @@ def test_workers_use_the_settings_of_a_state_that_the_mix_loads(root: Path) -> N
     data = mix()
     assert clips(resumed(stateful(data), own)) == expected
     assert len(list(data)) == len(data)  # without workers, after an epoch in workers
+
+
+def test_a_state_of_many_sources_reaches_the_next_workers(root: Path) -> None:
+    """They begin the epoch after the one that a StatefulDataLoader has resumed."""
+
+    def mix() -> SeqRecordMix:
+        stream = SeqRecordIterableDataset(root / "c", clip_len=3)
+        sources = {f"robot {i}": stream for i in range(45)}
+        engine = EngineOptions(num_threads=1)
+        return SeqRecordMix(sources, batch_size=4, seed=5, engine=engine)
+
+    first: Any = StatefulDataLoader(mix(), batch_size=None, num_workers=1)
+    iterator = begun(first)
+    state, rest = first.state_dict(), clips(iterator)
+    assert len(json.dumps(first.dataset.state_dict(batches=1))) > 1 << 15
+    later: Any = StatefulDataLoader(mix(), batch_size=None, num_workers=1)
+    later.load_state_dict(state)
+    alone = mix()
+    alone.set_epoch(1)
+    assert [clips(later), clips(later)] == [rest, clips(alone)]
