@@ -50,6 +50,7 @@ from seqrecord.store.writing.stored_schema import (
     Codecs,
     FeatureInfo,
     check_fps,
+    check_schema,
     infer_schema,
 )
 from seqrecord.store.writing.values import copied_value, nbytes_of, plain_frame
@@ -142,6 +143,7 @@ class SeqRecordRecorder:
     ) -> None:
         limit = _check_arguments(queue_size, flush_seconds)
         _check_local(destination)
+        check_schema(schema)
         _load_modules((codecs, schema and [spec.codec for spec in schema.values()]))
         writer = SeqRecordWriter(
             destination,

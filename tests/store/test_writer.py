@@ -378,6 +378,7 @@ SCHEMA = Schema([FeatureSpec("x", np.dtype("<f4"), (3, 4))])
         ({"codecs": "fast:level=3"}, errors.SchemaError),
         ({"codecs": {1: "raw"}}, errors.SchemaError),
         ({"codecs": {"y": "raw"}, "schema": SCHEMA}, errors.SchemaError),
+        *(({"schema": s}, errors.SchemaError) for s in (["x"], {"x": "float32"}, 3)),
         *(({"features": f}, errors.SchemaError) for f in (["x"], range(10**12), {"x": "depth"})),
         ({"features": {"x": {"units": "m"}}}, errors.SchemaError),
         *(({"chunk_frames": n}, errors.SchemaError) for n in (0, 65_537, "8", True, 2.0)),

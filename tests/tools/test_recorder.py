@@ -429,6 +429,8 @@ def test_wrong_arguments(tmp_path: Path, memory_url: str) -> None:
     for arguments, message in wrong:
         with pytest.raises(DestinationError, match=message):
             SeqRecordRecorder(tmp_path / "d", **arguments)
+    with pytest.raises(SchemaError, match="invalid schema"):
+        SeqRecordRecorder(tmp_path / "d", schema={"x": "float32"})  # type: ignore[arg-type]
     for url in ("s3://bucket/demos", "az://container/demos", "memory://demos", "hf://datasets/a/b"):
         with pytest.raises(DestinationError, match="`seqrecord merge FOLDER -o ") as caught:
             SeqRecordRecorder(url)

@@ -168,6 +168,18 @@ def check_passthrough(schema: Schema, source_schema: Schema, *, in_place: bool) 
             )
 
 
+def check_schema(schema: Mapping[str, FeatureSpec] | None) -> None:
+    """Raise `SchemaError` for an object that is no schema."""
+    if schema is None:
+        return
+    if not (_is_by_name(schema) and all(isinstance(s, FeatureSpec) for s in schema.values())):
+        raise SchemaError(
+            "invalid schema",
+            expected="a Schema, such as Schema([FeatureSpec(…)]) or the features of a dataset",
+            got=repr_of(schema, 100),
+        )
+
+
 def check_codecs(codecs: Codecs | None) -> None:
     """Raise `SchemaError` for codecs that are invalid for any schema."""
     if codecs is None:

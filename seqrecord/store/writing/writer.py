@@ -34,6 +34,7 @@ from seqrecord.store.writing.stored_schema import (
     check_codecs,
     check_descriptions,
     check_fps,
+    check_schema,
     check_sizes,
     infer_schema,
     stored_schema,
@@ -128,6 +129,7 @@ class SeqRecordWriter:
         self._fps = check_fps(fps)
         self._chunk_frames = chunk_frames
         self._max_file_size = check_sizes(chunk_frames, max_file_size)
+        check_schema(schema)
         check_codecs(codecs)
         check_descriptions(features)
         self._codecs, self._features, self._has_statistics = codecs, features, statistics
