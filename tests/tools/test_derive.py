@@ -412,6 +412,10 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (lambda batch: {"task": batch["image"]}, {"keep": ["task"]}, "under the name of another one"),
     (lambda batch: {"x": [np.zeros((1, i)) for i in range(4)]}, {}, "more than their first axis"),
     (Encoder(), {"shuffle": True}, "no argument shuffle"),
+    (Encoder(), {"order": "sequences"}, "cannot use this order"),
+    (Encoder(), {"output": "numpy"}, "cannot use this output"),
+    (Encoder(), {"rename": {"image": "view"}, "clip_len": 2}, "cannot use this rename"),
+    (Encoder(), {"batch_size": None}, "batch_size is not an integer"),
     (Encoder(), {"features": "image"}, "not names"),
     (Encoder(), {"keep": ["image"]}, "an input and kept"),
     (Encoder(), {"arguments": {"x": {1, 2}}}, "no JSON"),
@@ -424,6 +428,13 @@ def test_mistakes(records: Path, function: Any, arguments: dict[str, Any], match
         derive(records, function, **arguments)
     with pytest.raises(NotFoundError):
         seqrecord.open(records.parent / "latents")
+
+
+def test_arguments_with_their_defaults(records: Path) -> None:
+    options: dict[str, Any] = {"order": "clips", "output": "torch", "rename": {}}
+    derive(records, Encoder(), batch_size=seqrecord.Budget(4), **options)
+    for key, frames in stored(records).items():
+        assert_latents(frames, [frame["image"] for frame in FRAMES[key]])
 
 
 def test_samples_that_change_are_refused(records: Path) -> None:

@@ -16,6 +16,7 @@ from seqrecord.formats.converting.convert import ConvertReport, convert
 from seqrecord.formats.converting.convert_jobs import Meter
 from seqrecord.formats.converting.dictionary_copies import discard_texts, recover_texts
 from seqrecord.loader.clips.sample_tables import column_names
+from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.store.originals.protocol import Source
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
@@ -26,7 +27,7 @@ from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import Progress
+from seqrecord.store.units import Progress, check_integer
 from seqrecord.store.writing.destination import RESUME
 from seqrecord.store.writing.stored_schema import Codecs
 from seqrecord.tools.derive.derived_source import DerivedSource, DeriveFunction
@@ -43,6 +44,9 @@ from seqrecord.tools.derive.text_source import (
 from seqrecord.tools.edit.episodes import delete_episodes, rename_episodes
 
 _FIXED: Mapping[str, Any] = {"shuffle": False, "last_batch": "keep", "rank": (0, 1)}
+_USUAL: Mapping[str, Any] = {"order": "clips", "output": "torch", "rename": None}
+"""Arguments that derive has with their defaults: rows of an episode are consecutive, and the
+function gets tensors under the names of `features`."""
 
 
 def derive(
@@ -105,7 +109,8 @@ def derive(
         codecs, max_file_size, statistics, storage_options, progress: as for `convert`.
         clips: arguments of `SeqRecordPipe` that choose and prepare clips: `samples`, `windows`,
             `clip_len`, `stride`, `episodes`, `split`, `pad`, `resize`, `frame_cache`,
-            `memory_limit` and others. Samples that change from epoch to epoch are refused.
+            `memory_limit` and others. `order`, `output` and `rename` have their defaults. Samples
+            that change from epoch to epoch are refused.
 
     Raises `ClipError` for results that are not one value per row, names of batches' columns, and
     errors of the function, with episode and frame; and the errors of `convert`.
@@ -326,6 +331,8 @@ def _options(
     known = {f.name for f in fields(LoaderOptions)} - _FIXED.keys()
     for name in filterfalse(known.__contains__, clips):
         raise ClipError(f"derive has no argument {name}", expected="an argument that chooses clips")
+    if not isinstance(batch_size, Budget):
+        batch_size = check_integer("batch_size", batch_size, least=1)
     per_frame = is_per_frame(clips)
     names = [*features, *keep]
     windows, single = clips.get("windows") or {}, list[str]()
@@ -337,7 +344,13 @@ def _options(
     chosen = {**clips, "windows": {**dict.fromkeys(single, (0,)), **windows} or None}
     if device is not None:
         chosen["device"] = device
-    return LoaderOptions(features=names, batch_size=batch_size, **_FIXED, **chosen), single
+    options = LoaderOptions(features=names, batch_size=batch_size, **_FIXED, **chosen)
+    for name, usual in _USUAL.items():
+        if (value := getattr(options, name) or None) != usual:
+            expected = f"no {name}" if usual is None else f"{name}={usual!r}"
+            got = f"{name}={repr_of(value)}"
+            raise ClipError(f"derive cannot use this {name}", expected=expected, got=got)
+    return options, single
 
 
 def _has_frames(samples: Any) -> bool:
