@@ -441,10 +441,45 @@ def test_samples_that_change_are_refused(records: Path) -> None:
     def moving(samples: Any, epoch: int, _rng: Any) -> Any:
         return samples.filter(samples["start"] % 2 == epoch % 2)
 
-    with pytest.raises(ClipError, match="change from epoch to epoch"):
-        derive(records, Encoder(), samples=moving, clip_len=2)
+    table = {"episode": ["a", "a"], "start": [0, 3]}
+    drawn: list[dict[str, Any]] = [
+        {"samples": moving, "clip_len": 2},
+        {"samples": seqrecord.samples.subset(of=4), "clip_len": 2},
+        {"samples": {**table, "repeat": [1.5, 0.5]}, "clip_len": 2},
+        {"clip_len": (2, 4)},
+    ]
+    for arguments in drawn:
+        with pytest.raises(ClipError, match="change from epoch to epoch"):
+            derive(records, Encoder(), **arguments)
     derive(records, Encoder(), samples=seqrecord.samples.every(3), clip_len=2)
     assert [frame["source_start"] for frame in stored(records)["c"]] == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("samples", "num_samples"),
+    [(seqrecord.samples.subset(of=2), 13), (seqrecord.samples.dilate(3), 11)],
+)
+def test_samples_that_do_not_change(records: Path, samples: Any, num_samples: int) -> None:
+    derive(records, Encoder(), clip_len=2, episodes=["a"], samples=samples)
+    step = LENGTHS["a"] - num_samples
+    assert [frame["source_frames"].tolist() for frame in stored(records)["a"]] == [
+        [start, start + step] for start in range(num_samples)
+    ]
+
+
+def test_columns_that_choose_frames(records: Path) -> None:
+    """As batches have them: `repeat` is not stored."""
+    table = {"episode": ["a", "a"], "start": [1, 4], "label": [7, 8]}
+    table |= {"dilation": [2, 1], "reverse": [True, False], "repeat": [1, 2]}
+    derive(records, Encoder(), samples=table, clip_len=2)
+    names = ("source_start", "source_frames", "dilation", "reversed", "label")
+    frames = stored(records)["a"]
+    assert [[frame[name].tolist() for name in names] for frame in frames] == [
+        [1, [3, 1], 2, True, 7],
+        *[[4, [4, 5], 1, False, 8]] * 2,
+    ]
+    assert all("repeat" not in frame for frame in frames)
+    assert check(records, Encoder(), samples=table, clip_len=2).is_current
 
 
 def test_samples_with_nan_do_not_change(records: Path) -> None:

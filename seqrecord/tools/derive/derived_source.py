@@ -46,6 +46,7 @@ SOURCE_FRAMES = "source_frames"
 
 _OF_FEATURES = ("camera", "columns", "files")  # metadata about features of the source
 _OF_BATCHES = ("episode", "start", "dataset", "metadata")  # columns of batches
+_OF_STEPS = {"dilation": "dilation", "reverse": "reversed"}  # … for columns of samples
 
 
 @dataclass(eq=False)
@@ -97,13 +98,12 @@ class DerivedSource:
     def view(self) -> View:
         """The clips of all episodes."""
         view = make_view(self.dataset, self.options)
-        samples = view.samples
-        if samples.functions and _differs(view):
+        if _are_drawn(view, self.options) or (view.samples.functions and _differs(view)):
             raise ClipError(
                 "samples change from epoch to epoch, so there is no one value per sample",
                 file=self.dataset.url,
                 expected="samples of epoch 0 in every epoch: a table, or functions that do not "
-                "depend on epoch and random numbers",
+                "depend on epoch and random numbers; integers as clip_len and repeat",
             )
         return view
 
@@ -250,6 +250,14 @@ class DerivedSource:
         return self._stream
 
 
+def _are_drawn(view: View, options: LoaderOptions) -> bool:
+    """Whether the number of samples, or their frames, are drawn in each epoch."""
+    repeat = view.samples.in_epoch(0).samples.repeat
+    is_fraction = repeat is not None and bool((repeat % 1 != 0).any())
+    is_subset = options.span is not None and options.span != options.most_frames
+    return is_fraction or is_subset or options.clip_lens is not None
+
+
 def _differs(view: View) -> bool:
     """Whether the samples of epoch 1 are others than those of epoch 0."""
     first, second = view.samples.in_epoch(0).samples, view.samples.in_epoch(1).samples
@@ -363,9 +371,10 @@ class _Stream:
         source, count = self._source, len(batch["episode"])
         clips = source.clips.take(slice(self._next_clip, self._next_clip + count))
         self._next_clip += count
-        names = source.view.samples.in_epoch(0).samples.columns
+        samples = source.view.samples.in_epoch(0).samples
+        steps = [_OF_STEPS[name] for name in samples.columns if name in _OF_STEPS]
         return {
             SOURCE_START: batch["start"],
             SOURCE_FRAMES: source.frames_of(clips),
-            **{name: batch[name] for name in names},
+            **{name: batch[name] for name in (*steps, *samples.own)},
         }
