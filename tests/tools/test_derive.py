@@ -369,6 +369,64 @@ def test_an_error_in_any_call_loses_nothing(records: Path, calls: int) -> None:
         assert_latents(frames, [frame["image"] for frame in FRAMES[key]])
 
 
+def every_second_row(samples: Any, _epoch: int, _rng: Any) -> Any:
+    """Which rows of an episode these are depends on the episodes before it."""
+    return samples.filter(np.arange(len(samples)) % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_len": 2, "samples": every_second_row, "batch_size": 4},
+        {"clip_len": 2, "samples": every_second_row, "batch_size": seqrecord.Budget(6)},
+        {"features": ["points"], "ragged": "pad", "batch_size": 4},
+        {
+            "samples": {
+                "episode": ["a", "a", "b/z", "b/z", "c", "c"],
+                "frames": [[0, 1], [2, 3, 4], [1], [2, 3, 4, 5], [0], [3, 1]],
+            },
+            "batch_size": seqrecord.Budget(7),
+        },
+    ],
+)
+def test_a_continued_call_has_the_samples_of_a_whole_one(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Of a table of all episodes, in equal batches, padded equally."""
+    frames = {
+        key: [{"x": np.float32(i), "points": np.ones((len(key) + 1, 2), "f4")} for i in range(n)]
+        for key, n in LENGTHS.items()
+    }
+    write_dataset(tmp_path / "records", frames, features={"points": {"shape": (None, 2)}})
+    options = {"features": ["x"], **options}
+
+    def place(batch: dict[str, Any]) -> dict[str, Any]:
+        [values] = batch.values()
+        sizes = [len(value) for value in values]
+        return {
+            "row": np.arange(len(values)),
+            "size": sizes,
+            "first": [v.ravel()[0] for v in values],
+        }
+
+    derive(tmp_path / "records", place, **options)
+    expected = plain(stored(tmp_path / "records"))
+    for key in LENGTHS:
+        edit.delete_episodes(tmp_path / "latents", key)
+        assert derive(tmp_path / "records", place, **options).written == (key,)
+        assert plain(stored(tmp_path / "records")) == expected
+    for rows in expected.values():
+        for row in rows:
+            assert row["first"] == row.get("source_frames", [1])[0]
+
+
+def plain(frames: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    return {
+        key: [{name: value.tolist() for name, value in frame.items()} for frame in rows]
+        for key, rows in frames.items()
+    }
+
+
 @pytest.mark.slow
 def test_a_kill_in_an_update_loses_no_value(tmp_path: Path) -> None:
     """Values of changed and deleted episodes are there until the commit of the new ones."""

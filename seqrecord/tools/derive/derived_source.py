@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -244,9 +245,7 @@ class DerivedSource:
         """Return a stream that is at the beginning of an episode."""
         if self._stream is None or self._stream.key != key:
             self.close()
-            keys = [*self.numbers]
-            episodes = None if key == keys[0] else keys[keys.index(key) :]
-            self._stream = _Stream(self, key, episodes)
+            self._stream = _Stream(self, key)
         return self._stream
 
 
@@ -288,21 +287,39 @@ def _texts_of_starts(values: Any) -> Any:
 
 
 class _Stream:
-    """Results of batches, in order; `key` is the episode of the next row, `None` at the end."""
+    """Results of batches, in order; `key` is the episode of the next row, `None` at the end.
 
-    def __init__(self, source: DerivedSource, key: str, episodes: Sequence[str] | None) -> None:
+    A stream that begins at a later episode has the same batches as a stream of all episodes.
+    """
+
+    def __init__(self, source: DerivedSource, key: str) -> None:
         self.key: str | None = key
         self._source = source
-        options = source.options if episodes is None else replace(source.options, episodes=episodes)
-        self._pipe = SeqRecordPipe.from_options(source.dataset, options)
+        # Not a loader of the remaining episodes: functions of samples would get another table, and
+        # `ragged="pad"` another size
+        # (tests/tools/test_derive.py::test_a_continued_call_has_the_samples_of_a_whole_one).
+        self._pipe = SeqRecordPipe.from_options(source.dataset, source.options)
+        first_clip = int(np.searchsorted(source.episode_of_clips, source.numbers[key]))
+        batch, self._num_skipped = self._place_of(key) if first_clip else (0, 0)
+        self._pipe.set_epoch(0, batches=batch)
         self._batches: Any = iter(self._pipe)
-        self._next_clip = int(np.searchsorted(source.episode_of_clips, source.numbers[key]))
+        self._next_clip = first_clip - self._num_skipped
         self._keys: list[str] = []
         self._starts: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         self._columns: dict[str, Column] = {}
 
     def close(self) -> None:
         self._batches.close()
+
+    def _place_of(self, key: str) -> tuple[int, int]:
+        """Return the first batch with rows of an episode, and the number of rows before these."""
+
+        def last_episode(batch: int) -> int:
+            return self._source.numbers[self._pipe.rows(0, batch)["episode"][-1]]
+
+        batches = range(len(self._pipe))
+        batch = bisect_left(batches, self._source.numbers[key], key=last_episode)
+        return batch, self._pipe.rows(0, batch)["episode"].index(key)
 
     def peek(self) -> dict[str, Column]:
         """Return the results of the next rows, without taking them."""
@@ -365,6 +382,8 @@ class _Stream:
                     got=f"{name}, a column of batches, or a feature that is kept",
                 )
         self._columns = {**columns_of(others, count), **columns} if others else columns
+        self._drop(self._num_skipped)  # rows of the episode before, in the first batch
+        self._num_skipped = 0
 
     def _of_samples(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the columns of samples: their frames in the source, and the table's own."""
