@@ -196,6 +196,28 @@ def test_frames_without_an_input_have_no_value(tmp_path: Path) -> None:
                     episode.read([number], features=["latent"])
 
 
+@pytest.mark.parametrize("clip_len", [None, 2])
+def test_a_copy_has_the_form_of_batches(tmp_path: Path, clip_len: int | None) -> None:
+    frames = [
+        {"image": np.full((16, 16, 3), i, np.uint8), "state": np.arange(3.0) + i, "x": i}
+        for i in range(5)
+    ]
+    kinds = {"image": {"kind": "image"}, "state": {"kind": "state"}}
+    write_dataset(tmp_path / "records", {"a": frames}, features=kinds)
+    options: dict[str, Any] = {"resize": {"image": (4, 8)}, "keep": ["image", "state"]}
+    options["vectors"] = {"state": seqrecord.Vector(pad_to=4, normalize="mean_std")}
+    for _ in range(2):
+        derive(tmp_path / "records", dict, features=["x"], clip_len=clip_len, **options)
+    with seqrecord.open(tmp_path / "latents") as dataset:
+        image, state = dataset.features["image"], dataset.features["state"]
+        assert (image.shape, image.kind) == ((4, 8, 3), "image")
+        assert (state.dtype, state.shape, state.kind) == (np.float32, (4,), "state")
+        for number in range(4):
+            frame = dataset.episodes["a"][number]
+            assert (frame["image"] == number).all()
+            assert frame["state"] == pytest.approx([*[(number - 2) / 2**0.5] * 3, 0])
+
+
 def test_texts_lists_and_numbers(records: Path) -> None:
     def values(batch: dict[str, Any]) -> dict[str, Any]:
         lengths = batch["action"][:, 0].long().tolist()

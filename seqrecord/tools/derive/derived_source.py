@@ -170,10 +170,13 @@ class DerivedSource:
     def _kept_spec(self, name: str, column: Column) -> FeatureSpec:
         """Return the feature of a copy, which has an axis of frames in a window."""
         spec = replace(self.dataset.features[name], codec=(), group=0, added=None)
-        if self.per_frame or not isinstance(column, np.ndarray):
+        if not isinstance(column, np.ndarray):
             return spec
-        shape = column.shape[1:]
-        return spec if spec.shape == shape else FeatureSpec(name, column.dtype, shape)
+        dtype, shape = column.dtype, column.shape[1:]
+        if name in self.single and spec.is_fixed:  # maybe resized or normalized
+            return replace(spec, dtype=dtype, shape=shape)
+        is_equal = self.per_frame or spec.shape == shape
+        return spec if is_equal else FeatureSpec(name, dtype, shape)
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         """Return the episodes that have clips, in the dataset's order."""
