@@ -492,6 +492,26 @@ def test_values_that_differ_can_be_corrected(
     assert [*values_of(folder)] == [*TASKS, "one more"]
 
 
+def test_episodes_without_texts_have_no_dictionary(tmp_path: Path) -> None:
+    image = np.zeros((2, 2, 3), np.uint8)
+    frames: dict[str, list[dict[str, Any]]] = {
+        "b": [{"image": image, "task": "open it"}] * 3,
+        "a": [{"image": image}] * 3,
+    }
+    write_dataset(tmp_path / "records", frames)
+    encoder, codecs = TextEncoder(), {"task_embedding": "raw"}
+    folder = derive(tmp_path / "records", encoder, episodes=["a"], codecs=codecs)
+    with seqrecord.open(folder) as dataset:
+        assert not dataset.dictionaries
+    assert seqrecord.verify(folder).ok
+    read_all(folder)
+    assert encoder.texts == []
+    derive(tmp_path / "records", encoder)
+    assert encoder.texts == ["open it"]
+    with seqrecord.open(tmp_path / "records", join=[folder]) as dataset:
+        assert [*dataset.dictionaries["task_embedding"]] == ["open it"]
+
+
 def test_a_feature_that_is_no_text(records: Path) -> None:
     with pytest.raises(ClipError, match="per_text is for texts"):
         derive(records, None, per_text={"image": embedding})

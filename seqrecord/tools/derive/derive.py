@@ -18,6 +18,7 @@ from seqrecord.formats.converting.dictionary_copies import discard_texts, recove
 from seqrecord.loader.clips.sample_tables import column_names
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.store.format.manifest import Dictionary
 from seqrecord.store.originals.protocol import Source
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
 from seqrecord.store.reading.join_relatives import DERIVED_FROM
@@ -129,7 +130,7 @@ def derive(
     with opened(dataset) as source_dataset:
         source = DerivedSource(
             *(source_dataset, function, [*features], [*keep], options, single, settings),
-            dictionaries=[texts.dictionary for texts in of_texts],
+            reserved_names={texts.dictionary.name for texts in of_texts},
         )
         group = rank_group() if ranks else None
         sources: list[Source] = [source, *of_texts]
@@ -147,11 +148,15 @@ def derive(
         runner = runners[0]
 
         def write_values_of_texts() -> None:
+            dictionaries = list[Dictionary]()
             for texts, text_runner in zip(of_texts, runners[1:], strict=True):
-                _choose_texts(source, texts, place)
+                if _choose_texts(source, texts, place):
+                    dictionaries.append(texts.dictionary)
                 if texts.texts:
                     with place.folder(texts.dictionary.folder) as storage:
                         write_texts(texts, storage, text_runner, codecs, max_file_size)
+            # A dataset that names an empty dictionary could not be read.
+            source.dictionaries = dictionaries
 
         def write() -> ConvertReport:
             with _naming_remedy():
@@ -266,9 +271,8 @@ def _check_destination(source: DerivedSource, place: _Place) -> None:
         return
     with target:
         _entries(target)
-        names = {dictionary.name for dictionary in source.dictionaries}
         for dictionary in target.contents.manifest.dictionaries:
-            if dictionary.name not in names:
+            if dictionary.name not in source.reserved_names:
                 raise ClipError(
                     "the derived dataset has values of texts, which new texts would lack",
                     file=target.url,
@@ -288,11 +292,11 @@ def _lacking_texts(source: DerivedSource, texts: TextSource, place: _Place) -> l
     return [text for text in distinct if text not in stored.texts]
 
 
-def _choose_texts(source: DerivedSource, texts: TextSource, place: _Place) -> None:
+def _choose_texts(source: DerivedSource, texts: TextSource, place: _Place) -> bool:
     """Choose the texts that get values now: all without a value.
 
     If an interrupted call left values of another function, version or shape, and no dataset uses
-    them yet, they are removed, and all texts are chosen.
+    them yet, they are removed, and all texts are chosen. Returns whether there will be any value.
     """
     is_used = place.uses(texts.dictionary.name)
     distinct = distinct_texts(source.dataset, texts.dictionary.text, source.numbers)
@@ -306,14 +310,14 @@ def _choose_texts(source: DerivedSource, texts: TextSource, place: _Place) -> No
         if not is_used and not (is_fit and stored.texts):
             discard_texts(storage)
             texts.texts = distinct
+    return is_used or bool(distinct)
 
 
 def _codecs_of_frames(codecs: Codecs | None, source: DerivedSource) -> Codecs | None:
     """Return the codecs of features that are no dictionaries."""
     if not isinstance(codecs, Mapping):
         return codecs
-    names = {dictionary.name for dictionary in source.dictionaries}
-    return {name: codec for name, codec in codecs.items() if name not in names}
+    return {name: codec for name, codec in codecs.items() if name not in source.reserved_names}
 
 
 def _options(

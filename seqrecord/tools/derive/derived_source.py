@@ -62,6 +62,7 @@ class DerivedSource:
         options: which clips, and in which batches.
         single: the features of the frame `start` alone, which get no axis of frames.
         settings: arguments that decide the values.
+        reserved_names: names of the values of texts, which the function's results cannot have.
         dictionaries: values of texts that are stored beside.
         replaced: episodes of the destination, by key, that the commit deletes.
         stored_schema: features of the destination, if it has the values of all episodes.
@@ -74,6 +75,7 @@ class DerivedSource:
     options: LoaderOptions
     single: Sequence[str]
     settings: Settings
+    reserved_names: Collection[str] = ()
     dictionaries: Sequence[Dictionary] = ()
     replaced: Collection[str] = ()
     stored_schema: Schema | None = None
@@ -375,9 +377,8 @@ class _Stream:
         others = {name: _texts_of_starts(batch[name]) for name in source.keep}
         if not source.per_frame:
             others |= self._of_samples(batch)
-        of_texts = {dictionary.name for dictionary in source.dictionaries}
         for name in columns:
-            if name in others or name in _OF_BATCHES or name in of_texts:
+            if name in others or name in _OF_BATCHES or name in source.reserved_names:
                 raise ClipError(
                     "the function returns a value under the name of another one",
                     feature=name,
