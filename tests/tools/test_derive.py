@@ -362,6 +362,36 @@ def test_command(records: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert "cannot be imported" in bad
 
 
+def test_each_argument_of_a_command_is_given_once(
+    records: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "encoders_given_once.py").write_text(
+        "def mean(batch):\n    return {'mean': batch['image'].float().flatten(1).mean(dim=1)}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["derive", records, "encoders_given_once:mean", "-o", tmp_path / "means", "--quiet"]
+    command += ["--features", "image"]
+    options: list[Any] = ["--clip-len", 3, "--samples", "{every: 2}", "--batch-size", 2]
+    options += ["--device", "cpu"]
+    repeated = ("clip_len=4", "samples={every: 3}", "batch_size=4", "features=[task]", "device=cpu")
+    for argument in repeated:
+        message = fail(*command, *options, "--loader", argument, code=2)
+        assert f"{argument.partition('=')[0]} is given as an option and with --loader" in message
+    loader = ["--loader", "clip_len=4", "--loader", "batch_size=3"]
+    run(*command, *loader)
+    with seqrecord.open(tmp_path / "means") as dataset:
+        lengths = {key: len(episode) for key, episode in dataset.episodes.items()}
+    assert lengths == {key: length - 3 for key, length in LENGTHS.items()}
+    assert "3 episodes current" in run(*command, *loader, "--check").stdout
+
+
+def test_a_check_takes_all_arguments(records: Path) -> None:
+    arguments: dict[str, Any] = {"batch_size": 2, "device": "cpu", "ranks": False}
+    arguments |= {"codecs": "raw", "max_file_size": "1MiB", "statistics": False, "progress": print}
+    derive(records, Encoder(), **arguments)
+    assert check(records, Encoder(), **arguments).is_current
+
+
 def test_no_dataset_to_check(records: Path) -> None:
     with pytest.raises(NotFoundError):
         check(records, Encoder())

@@ -20,7 +20,11 @@ from seqrecord.tools.cli.arguments import (
     parse_options,
 )
 from seqrecord.tools.cli.terminal import Command, ProgressBar
-from seqrecord.tools.cli.timing import loader_arguments, parse_arguments
+from seqrecord.tools.cli.timing import (
+    loader_arguments,
+    parse_arguments,
+    with_loader_arguments,
+)
 from seqrecord.tools.derive.derive import check_derived
 from seqrecord.tools.derive.derive import derive as derive_values
 from seqrecord.tools.derive.provenance import Derivation
@@ -65,7 +69,7 @@ def _unknown_features() -> Sequence[str]:
 @click.option("-o", "--output", required=True, metavar="PATH", help="Path or URL of the dataset.")
 @feature_names("Inputs of the function.", default="", required=True)
 @feature_names("Features to copy.", "--keep", default="")
-@click.option("--batch-size", type=AT_LEAST_1, default=1, help="Rows of a call.")
+@click.option("--batch-size", type=AT_LEAST_1, help="Rows of a call. [1]")
 @click.option("--device", metavar="DEVICE", help="Device of the tensors, such as cuda:0. [cpu]")
 @click.option("--version", "function_version", default="", help="Version of the function.")
 @click.option(
@@ -106,7 +110,7 @@ def derive(
     output: str,
     features: list[str],
     keep: list[str] | None,
-    batch_size: int,
+    batch_size: int | None,
     device: str | None,
     function_version: str,
     function_arguments: dict[str, Any],
@@ -128,17 +132,21 @@ def derive(
     Under torchrun, all ranks share the work.
     """
     call = _imported(function)
-    clips = {**arguments, **({} if clip_len is None else {"clip_len": clip_len})}
-    if samples is not None:
-        clips |= parse_arguments([f"samples={samples}"])
-    shared: dict[str, Any] = {
+    options: dict[str, Any] = {
         "features": features,
+        "clip_len": clip_len,
+        "batch_size": batch_size,
+        "device": device,
+    }
+    if samples is not None:
+        options |= parse_arguments([f"samples={samples}"])
+    shared: dict[str, Any] = {
         "keep": keep or [],
         "version": function_version,
         "arguments": function_arguments,
         "per_text": dict(map(_text_function, text_functions)) or None,
         "storage_options": storage_options,
-        **clips,
+        **with_loader_arguments(options, arguments),
     }
     if check:
         state = check_derived(path, call, output, **shared)
@@ -154,8 +162,6 @@ def derive(
             path,
             call,
             output,
-            batch_size=batch_size,
-            device=device,
             codecs=parse_codecs(codecs, _unknown_features),
             progress=bar,
             **shared,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from time import perf_counter
 from typing import Any, TypeVar
@@ -58,6 +58,21 @@ def loader_arguments(help_text: str) -> Callable[[_Function], _Function]:
     )
 
 
+def with_loader_arguments(
+    options: Mapping[str, Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options that are not `None`, and the arguments of `--loader`.
+
+    Raises `UsageError` for a name in both.
+    """
+    values = {name: value for name, value in options.items() if value is not None}
+    if repeated_names := sorted(values.keys() & arguments):
+        raise click.UsageError(
+            f"{repeated_names[0]} is given as an option and with --loader; expected once"
+        )
+    return {**values, **arguments}
+
+
 @click.command(cls=Command)
 @click.argument("path")
 @click.option("--clip-len", type=AT_LEAST_1, help="Frames per clip. [16]")
@@ -101,12 +116,7 @@ def bench(
     Streams one epoch, prints the waiting time of steps and suggests the first setting to change.
     """
     options["device"] = None if device == "cpu" else device
-    options = {name: value for name, value in options.items() if value is not None}
-    if repeated_names := sorted(options.keys() & arguments):
-        raise click.UsageError(
-            f"{repeated_names[0]} is given as an option and with --loader; expected once"
-        )
-    options |= arguments
+    options = with_loader_arguments(options, arguments)
     if trace is not None:
         options["engine"] = replace(options.get("engine") or EngineOptions(), trace=trace)
     with ProgressBar("batches", speed=True, quiet=quiet) as bar:

@@ -49,6 +49,11 @@ _USUAL: Mapping[str, Any] = {"order": "clips", "output": "torch", "rename": None
 """Arguments that derive has with their defaults: rows of an episode are consecutive, and the
 function gets tensors under the names of `features`."""
 
+_NOT_COMPARED = frozenset(
+    ("batch_size", "device", "ranks", "codecs", "max_file_size", "statistics", "progress")
+)
+"""Arguments of `derive` that decide no values."""
+
 
 def derive(
     dataset: DatasetLike,
@@ -216,7 +221,8 @@ def check_derived(
 ) -> Derivation:
     """Compare a derived dataset with its source, without calling the function.
 
-    Takes the arguments of `derive`. Raises `NotFoundError` if there is no dataset.
+    Takes the arguments of `derive`. `batch_size` and others that decide no values have no effect.
+    Raises `NotFoundError` if there is no dataset.
 
     Example:
         def brightness(batch):
@@ -225,6 +231,7 @@ def check_derived(
         seqrecord.derive("records/", brightness, "light/", features=["image"])
         print(seqrecord.check_derived("records/", brightness, "light/", features=["image"]))
     """
+    clips = {name: value for name, value in clips.items() if name not in _NOT_COMPARED}
     settings = Settings.of(function, version, arguments, keep, clips)
     options, single = _options(features, keep, 1, None, clips)
     with opened(dataset) as source_dataset:
