@@ -420,20 +420,33 @@ def test_a_lost_manifest_after_restorations(path: Path) -> None:
         assert values_of(copied) == expected
 
 
-def test_a_lost_manifest_after_an_interrupted_edit(path: Path) -> None:
-    """The next edit says which edits count, so an interrupted one does not."""
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_a_lost_manifest_after_an_interrupted_edit(path: Path, is_earlier: bool) -> None:
+    """The next edit says which edits count, so an interrupted one does not.
+
+    If the two began together, they have one number, and either may be the first by its name.
+    """
     set_metadata(path, None, {"x": 1})
-    base = (path / "manifest.json").read_bytes()
+    base, files = (path / "manifest.json").read_bytes(), {*(path / "edits").iterdir()}
     delete_episodes(path, "a")
     (path / "manifest.json").write_bytes(base)  # as if interrupted before its commit
-    set_metadata(path, None, {"x": 2})
+    if is_earlier:
+        [file] = {*(path / "edits").iterdir()} - files
+        number, _, _ = file.name.partition("-")
+        file = file.rename(path.with_name("interrupted"))
+        set_metadata(path, None, {"x": 0})
+        file.rename(path / "edits" / f"{number}-{0:016x}.json")
+    for value, num_added in ((2, 2), (3, 1)):  # the first with a reset
+        num_files = len([*(path / "edits").iterdir()])
+        set_metadata(path, None, {"x": value})
+        assert len([*(path / "edits").iterdir()]) == num_files + num_added
     (path / "manifest.json").unlink()
     seqrecord.reindex(path)
     with seqrecord.open(path) as dataset:
         assert {key: item.metadata["x"] for key, item in dataset.episodes.items()} == {
-            "a": 2,
-            "b": 2,
-            "c": 2,
+            "a": 3,
+            "b": 3,
+            "c": 3,
         }
 
 

@@ -319,17 +319,20 @@ def _copy(storage: Storage, path: str, size: int, file: IO[bytes], piece: int) -
 
 def read_edits(storage: Storage, files: Sequence[IndexFile]) -> Edits:
     """Combine the edits of a manifest. Raises `FormatError` with the file."""
-    from seqrecord.store.format.edits import MAX_EDIT_BYTES, Edits, parse_edit  # `open` needs none
+    from seqrecord.store.format.edits import Edits  # `open` needs none
 
     by_path = {file.path: file for file in files}
-
-    def read(path: str) -> list[Edit]:
-        data = read_named(storage, by_path[path], "a file of edits", MAX_EDIT_BYTES)
-        with located(FormatError, file=f"{storage.url}/{path}"):
-            return parse_edit(data)
-
-    edits = map_files(storage, read, by_path)
+    edits = map_files(storage, lambda path: edits_in(storage, by_path[path]), by_path)
     return Edits.of(edit for file in files for edit in edits[file.path])
+
+
+def edits_in(storage: Storage, file: IndexFile) -> list[Edit]:
+    """Read a file of edits that a manifest names. Raises `FormatError` with the file."""
+    from seqrecord.store.format.edits import MAX_EDIT_BYTES, parse_edit
+
+    data = read_named(storage, file, "a file of edits", MAX_EDIT_BYTES)
+    with located(FormatError, file=f"{storage.url}/{file.path}"):
+        return parse_edit(data)
 
 
 def loose_edits(storage: Storage) -> list[IndexFile]:

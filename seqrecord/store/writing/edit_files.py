@@ -26,6 +26,7 @@ from seqrecord.store.format.edits import (
 )
 from seqrecord.store.format.index import NO_SPLIT, Index
 from seqrecord.store.format.manifest import EDITS, SPLIT_NAME, IndexFile
+from seqrecord.store.reading.metadata import edits_in
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.text import repr_of
 from seqrecord.store.writing.commits import Version
@@ -89,16 +90,15 @@ def put_edits(
 ) -> list[IndexFile]:
     """Write files of edits that follow the `manifest_files`.
 
-    Their numbered names come after any existing file. If there are files behind the named ones, of
-    undone versions or interrupted edits, a `Reset` comes first: without it they would count where
-    the manifest is lost. With `left_out`, record files of undone versions, it is written also
+    Their numbered names come after any existing file. If there are other files, of undone versions
+    or interrupted edits, and no `Reset` after them, one comes first: without it they would count
+    where the manifest is lost. With `left_out`, record files of undone versions, it is written also
     without edits.
     """
     number = max(len(manifest_files), next_number(small_files.storage))
     if left_out is None and not edits:
         return []
-    last_path = manifest_files[-1].path if manifest_files else ""
-    if left_out or any(file.path > last_path for file in small_files.storage.files(EDITS)):
+    if left_out or _needs_reset(small_files.storage, manifest_files):
         reset = Reset(tuple(file.path for file in manifest_files), tuple(sorted(left_out or ())))
         edits = [reset, *edits]
     pieces = (piece for edit in edits for piece in _pieces(edit))
@@ -106,6 +106,19 @@ def put_edits(
         small_files.put(edit_path(i, small_files.writer), encode_edit([edit]))
         for i, edit in enumerate(pieces, number)
     ]
+
+
+def _needs_reset(storage: Storage, manifest_files: Sequence[IndexFile]) -> bool:
+    """Whether a storage has edits that the manifest does not name, and no later `Reset` undoes."""
+    named_paths = {file.path for file in manifest_files}
+    other_paths = [file.path for file in storage.files(EDITS) if file.path not in named_paths]
+    if not other_paths:
+        return False
+    # Edits that begin together have one number, so an interrupted one may be before a named one:
+    # tests/tools/test_versions.py::test_a_lost_manifest_after_an_interrupted_edit
+    later_files = (file for file in manifest_files if file.path > max(other_paths))
+    later_edits = (edit for file in later_files for edit in edits_in(storage, file))
+    return not any(isinstance(edit, Reset) for edit in later_edits)
 
 
 def edit_path(number: int, writer: str) -> str:
