@@ -17,7 +17,7 @@ from seqrecord import FormatError, NotFoundError, StorageError, edit, reindex, v
 from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.storage import LocalStorage
 from seqrecord.types import Progress
-from tests.kit.datasets import flip, nth_chunk, write_dataset, write_small
+from tests.kit.datasets import columns, flip, nth_chunk, write_dataset, write_small
 from tests.kit.faults import damages_once
 from tests.kit.tiny import (
     KEY,
@@ -302,6 +302,26 @@ def test_index_and_footer_must_agree(whole: Path, tmp_path: Path) -> None:
     change_manifest(shorter, lambda value: value.update(num_frames=16))
     change_table(shorter, "episodes", put("num_frames", 10))  # of 11, as after a trim
     assert any("different episode" in str(problem) for problem in verify(shorter).problems)
+
+
+def test_times_in_index_and_footer_must_agree(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    episodes = {"a": columns(t=np.arange(3.0)), "b": columns(t=np.arange(9.0))}
+    write_dataset(path, episodes, features={"t": {"kind": "timestamp", "unit": "s"}})
+    episode = {"c": columns(t=np.arange(300.0))}
+    write_dataset(path, episode, mode="append")
+    assert verify(path).ok
+    with seqrecord.open(path) as dataset:
+        time_spans = dataset.contents.index.time_spans
+        assert time_spans is not None
+        min_growth = time_spans.min_growth[0, 0].tolist()
+    change_table(path, "times", put("least", [0.5, *min_growth[1:]]))
+    [problem] = verify(path).problems
+    assert "different episode" in str(problem)
+    assert problem.episode == "a"
+    last_file = max((path / "records").iterdir())  # of the longest episode
+    last_file.write_bytes(last_file.read_bytes()[:-9])
+    assert {problem.episode for problem in verify(path).problems} == {None, "a"}
 
 
 def test_an_index_of_groups_that_a_record_file_lacks(tmp_path: Path) -> None:

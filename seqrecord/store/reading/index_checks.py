@@ -10,6 +10,7 @@ import numpy as np
 from seqrecord.errors import FormatError
 from seqrecord.store.format.footer import Footer
 from seqrecord.store.format.index import GroupIndex, Index
+from seqrecord.store.format.time_spans import num_time_spans
 
 _Footers: TypeAlias = "Sequence[Footer | None]"
 
@@ -19,8 +20,8 @@ def disagreements(
 ) -> list[FormatError]:
     """Return an error for each episode that differs between the two indexes.
 
-    `rebuilt` was built from `footers`, in the order of both indexes' file numbers. An unreadable
-    footer is `None`; episodes stored in its file are not compared. `urls` are the files'
+    `rebuilt_index` was built from `footers`, in the order of both indexes' file numbers. An
+    unreadable footer is `None`; episodes stored in its file are not compared. `urls` are the files'
     addresses. The indexes may refer to different copies of a chunk.
     """
     if _are_equal(stored_index, rebuilt_index):
@@ -70,12 +71,14 @@ def disagreements(
 
 def _are_equal(stored_index: Index, rebuilt_index: Index) -> bool:
     """Return whether all columns are equal. Avoids the slow comparison by episode."""
-    pairs = [
+    pairs: list[tuple[Any, Any]] = [
         (stored_index, rebuilt_index),
         *zip(stored_index.groups, rebuilt_index.groups, strict=True),
     ]
+    if stored_index.time_spans is not None and rebuilt_index.time_spans is not None:
+        pairs.append((stored_index.time_spans, rebuilt_index.time_spans))
     return all(
-        np.array_equal(getattr(left, name), getattr(right, name))
+        np.array_equal(value, getattr(right, name), equal_nan=value.dtype.kind == "f")
         for left, right in pairs
         for name, value in vars(left).items()
         if isinstance(value, np.ndarray)
@@ -94,7 +97,16 @@ def _episode_values(index: Index, episode: int) -> tuple[Any, ...]:
         index.split[episode],
         index.metadata[episode],
         [group.num_chunks[episode] for group in index.groups],
+        _time_spans(index, episode),
     )
+
+
+def _time_spans(index: Index, episode: int) -> list[str]:
+    """Return an episode's time spans, without padding; as text, in which NaN is equal to NaN."""
+    if index.time_spans is None:
+        return []
+    count = num_time_spans(int(index.num_frames[episode]))
+    return [str(growth[episode, :, :count].tolist()) for growth in vars(index.time_spans).values()]
 
 
 def _places(index: Index, episode: int) -> list[tuple[int, int]]:
@@ -106,7 +118,7 @@ def _places(index: Index, episode: int) -> list[tuple[int, int]]:
 def _differences(
     stored_index: Index, number: int, row: int, rebuilt_index: Index, twin: int, footers: _Footers
 ) -> str:
-    """Name the differences between a chunk and row `other` of its group in `rebuilt`.
+    """Name the differences between a chunk and row `twin` of its group in `rebuilt_index`.
 
     Empty if equal. Copies may have different offsets.
     """
