@@ -230,6 +230,26 @@ def test_a_dropped_timestamp_contradicts_nothing(tmp_path: Path, steps: list[str
         edit.clean(path, older_than=-1)
 
 
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_a_rate_outlives_the_features_that_were_written_with_it(
+    tmp_path: Path, rewritten: bool
+) -> None:
+    """Their record file declares it; the only other one has the timestamps that contradict it."""
+    path = written(tmp_path / "a", {"e": [{"x": np.int64(i)} for i in range(20)]})
+    edit.add_feature(path, "t", lambda _: moved(7, 1), **SECONDS)
+    edit.drop_features(path, "x")
+    if rewritten:
+        assert edit.rewrite_files(path, min_unused=0.001).rewritten
+        edit.clean(path, older_than=-1)
+    assert rates(path) == [None]
+    edit.add_feature(path, "t", lambda _: regular(), overwrite=True, **SECONDS)
+    for _ in range(2):
+        assert rates(path) == [FPS]
+        assert not seqrecord.verify(path).problems
+        seqrecord.reindex(path)
+        edit.clean(path, older_than=-1)
+
+
 # ---- originals
 
 VARYING = [0, 33, 67, 100, 300, 333, 367, 600, 633, 667]  # milliseconds

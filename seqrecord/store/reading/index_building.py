@@ -46,9 +46,10 @@ class DuplicateEpisode:
 class BuiltIndex:
     """An index and its record files, in the order of the index's numbers.
 
-    More files follow without chunks of the index: the only ones with an episode's length or time
-    spans, whose last chunk is in a dropped group, and those with the mark of an episode that is
-    discarded although a file has its length. `splits` are the split names, by number.
+    More files follow without chunks of the index: the only ones with an episode's length, time
+    spans or declared fps, whose last chunk is in a dropped group, and those with the mark of an
+    episode that is discarded although a file has its length. `splits` are the split names, by
+    number.
     """
 
     index: Index
@@ -227,7 +228,7 @@ def _time_spans_of(schema: Schema, parts: Sequence[EpisodePart]) -> EpisodeTimeS
 
 
 def _fact_files(episodes: Sequence[_EpisodeRows], file_numbers: Sequence[int]) -> list[int]:
-    """Return further files needed for the lengths and time spans of episodes."""
+    """Return further files needed for the lengths, time spans and rates of episodes."""
     numbers = dict.fromkeys(file_numbers)
     for rows in episodes:
         for files in rows.fact_files:
@@ -241,7 +242,7 @@ def _discard_files(
 ) -> list[int]:
     """Return further files without which an episode in used files would no longer be discarded.
 
-    Uids in `decided` do not depend on them: deleted and complete episodes.
+    `settled_uids` do not depend on them: deleted and complete episodes.
     """
     parts = (part for number in file_numbers for part in footers[number].episodes)
     unsettled_uids = {part.uid for part in parts if part.num_frames is not None}.difference(
@@ -312,7 +313,8 @@ class _EpisodeRows:
 
     `span` are its frames in the record files: not all if it is trimmed. `pieces` are the numbers of
     all its files. `fact_files` are the files that state its length, then the files with the time
-    spans of each timestamp feature; one file each is needed.
+    spans of each timestamp feature, then the files that declare an fps although timestamps
+    contradict it; one file each is needed.
     """
 
     span: range
@@ -394,15 +396,21 @@ def _join(
 def _stating_files(
     episode: EpisodePart, numbers: Sequence[int], parts: Sequence[EpisodePart]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the files that state an episode's length, then those for each entry of `time_spans`.
+    """Return the files that state an episode's length, then those for each entry of `time_spans`,
+    then those that declare an fps that the episode lacks.
 
     `numbers` are the files of its `parts`.
     """
-    pairs = zip(numbers, parts, strict=True)
+    pairs = [*zip(numbers, parts, strict=True)]
     ends = [(file, part) for file, part in pairs if part.num_frames == episode.num_frames]
     fact_files = [tuple(file for file, part in ends if part.metadata == episode.metadata)]
     for name, _ in episode.time_spans:
         fact_files.append(tuple(file for file, part in ends if name in dict(part.time_spans)))
+    declaring_files = tuple(file for file, part in pairs if part.fps is not None)
+    if episode.fps is None and declaring_files:
+        # Timestamps contradict it, but may be replaced
+        # (tests/store/test_rates.py::test_a_rate_outlives_the_features_that_were_written_with_it).
+        fact_files.append(declaring_files)
     return tuple(fact_files)
 
 
