@@ -18,7 +18,7 @@ import seqrecord
 from seqrecord.errors import AccessError, SourceError
 from seqrecord.storage import open_storage
 from seqrecord.tools.doctor.doctor import examine
-from seqrecord.tools.doctor.doctor_report import DoctorReport
+from seqrecord.tools.doctor.doctor_report import DoctorReport, Findings
 from tests.formats.cases import upload
 from tests.kit.command_line import run
 from tests.kit.datasets import columns, write_dataset
@@ -323,6 +323,28 @@ def test_only_the_first_findings_of_a_kind_are_kept(root: Path) -> None:
     assert report.counts == {"unnamed_file": 1100, "unreadable": 1100}
     assert len(report.findings) == 2000
     assert len(str(report).splitlines()) < 22
+
+
+def test_an_error_behind_many_warnings_of_its_kind_counts(tmp_path: Path) -> None:
+    findings = Findings(tmp_path)
+    for _ in range(1100):
+        findings.add("stream", "another codec", severity="warning")
+    findings.add("stream", "another size")
+    report = DoctorReport(
+        location="lerobot",
+        num_episodes=1,
+        num_frames=1,
+        findings=tuple(findings.kept),
+        counts=dict(findings.counts),
+        version="v3.0",
+        fps=10.0,
+        num_tables=1,
+        num_rows=1,
+        cameras=(),
+    )
+    assert not report.ok
+    assert (report.counts, len(report.findings)) == ({"stream": 1101}, 1001)
+    assert "error: stream: another size" in str(report)
 
 
 def test_the_command(root: Path, tmp_path: Path) -> None:

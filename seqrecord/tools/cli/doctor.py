@@ -17,7 +17,12 @@ from seqrecord.tools.doctor.quality import STILL, check_replaceable, measure
 
 @click.command(cls=Command)
 @click.argument("src")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (at most 1,000 items of a kind).")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON (at most 1,000 items of a kind and severity).",
+)
 @click.option(
     "--quality",
     type=click.Path(path_type=Path),

@@ -81,7 +81,8 @@ class DoctorReport:
     """Counts and findings.
 
     `num_frames` is the sum of episode lengths in the index in `meta`, `num_rows` the rows in the
-    tables. `counts` has the number of findings by kind, `findings` the first 1,000 of each kind.
+    tables. `counts` has the number of findings by kind, `findings` the first 1,000 of each kind and
+    severity.
     """
 
     location: str
@@ -129,6 +130,7 @@ class DoctorReport:
         lines = [f"{self.location}: {form}", *table_lines(rows, num_left=1)]
         for kind, count in self.counts.items():
             findings = [finding for finding in self.findings if finding.kind == kind]
+            findings.sort(key=lambda finding: finding.severity)  # errors first
             lines += [
                 f"{finding.severity}: {kind}: {finding}" for finding in findings[:_MOST_SHOWN]
             ]
@@ -141,17 +143,20 @@ class DoctorReport:
 
 
 class Findings:
-    """Collects findings in files below `root`, the first 1,000 of each kind."""
+    """Collects findings in files below `root`, the first 1,000 of each kind and severity."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self.kept: list[Finding] = []
         self.counts: Counter[str] = Counter()
+        self._num_kept: Counter[tuple[str, str]] = Counter()
 
     def add(self, kind: str, message: str, *, severity: str | None = None, **facts: Any) -> None:
+        severity = severity or ("warning" if kind in _WARNINGS else "error")
         self.counts[kind] += 1
-        if self.counts[kind] <= _MOST_KEPT:
-            severity = severity or ("warning" if kind in _WARNINGS else "error")
+        # By severity, too: an error behind many warnings decides the exit code.
+        if self._num_kept[kind, severity] < _MOST_KEPT:
+            self._num_kept[kind, severity] += 1
             self.kept.append(Finding(kind, severity, message, **facts))
 
     @contextmanager
