@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import pickle
 from pathlib import Path
@@ -236,6 +237,10 @@ stopping_strategy: all_exhausted
     given = "{episode: [e/0, e/2], frames: [[3, 1], [2, 5]]}"
     value = json.loads(run("info", root / "a", "--json", "--samples", given).stdout)
     assert value == {"num_samples": 2, "first": {"episode": ["e/0", "e/2"], "start": [1, 2]}}
+    scores = {"episode": ["e/0", "e/2"], "start": [1, 2], "score": [math.nan, math.inf]}
+    pq.write_table(pa.table(scores), root / "scores.parquet")
+    shown_text = run("info", root / "a", "--json", "--samples", root / "scores.parquet").stdout
+    assert json.loads(shown_text, parse_constant=pytest.fail)["first"]["score"] == [None, None]
     assert "59 samples in epoch 0" in run("info", root / "a", "--clip-len", 2, "--samples").stdout
     assert "unknown key" in fail("info", root / "a", "--samples", "{evry: 2}")
     text = fail("info", root / "mix.yaml", "--samples", "{every: 2}", code=2)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -39,9 +42,8 @@ def saved(loader: Any, folder: Path) -> Path:
 
 
 def rows_of(where: object, file: Path, *arguments: object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        run("info", where, "--state", file, "--json", *arguments).stdout
-    )
+    text = run("info", where, "--state", file, "--json", *arguments).stdout
+    found: dict[str, Any] = json.loads(text, parse_constant=pytest.fail)
     return found
 
 
@@ -104,6 +106,15 @@ def test_a_split_and_samples_of_the_run(path: Path, tmp_path: Path) -> None:
     loader = SeqRecordPipe(path, samples=samples, stride=2, clip_len=3)
     place = "--batch", "1", "--samples", "{every: 2}"
     assert rows_of(path, saved(loader, tmp_path), *place)["rows"] == as_json(loader.rows(0, 1))
+
+
+def test_a_column_with_nan(path: Path, tmp_path: Path) -> None:
+    with seqrecord.open(path) as dataset:
+        key = next(iter(dataset.episodes))
+    table = tmp_path / "scores.parquet"
+    pq.write_table(pa.table({"episode": [key], "start": [0], "score": [math.nan]}), table)
+    file = saved(SeqRecordPipe(path, samples=table, clip_len=3, batch_size=1), tmp_path)
+    assert rows_of(path, file, "--batch", 0, "--samples", table)["rows"]["score"] == [None]
 
 
 def test_rows_of_a_mix_file(path: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from seqrecord.errors import StateError
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.text import repr_of, table_lines
+from seqrecord.tools.cli.terminal import echo_json
 
 if TYPE_CHECKING:
     from seqrecord.loader.pipes.states import State
@@ -54,7 +55,7 @@ def show_rows(
             rows = loader_of_state(dataset, state, table, split).rows(**numbers)
     values = {name: _plain(value) for name, value in rows.items()}
     if as_json:
-        click.echo(json.dumps({**numbers, "rows": values}, indent=1))
+        echo_json({**numbers, "rows": values})
         return
     click.echo(_title(numbers, state))
     for line in _lines(values):

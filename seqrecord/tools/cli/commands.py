@@ -39,7 +39,7 @@ from seqrecord.tools.cli.arguments import (
 )
 from seqrecord.tools.cli.batch_rows import show_rows
 from seqrecord.tools.cli.joining import opened_joined
-from seqrecord.tools.cli.terminal import Command, ProgressBar
+from seqrecord.tools.cli.terminal import Command, ProgressBar, echo_json
 from seqrecord.tools.verify import verify as verify_dataset
 from seqrecord.tools.viewer.page_sources import is_mix_file
 
@@ -256,7 +256,7 @@ def _show_samples(
         )
     if as_json:
         values = {"num_samples": len(table), "first": table.head(), **uses}
-        click.echo(json.dumps(values, indent=1))
+        echo_json(values)
     else:
         lines = [*_sample_lines(dataset.url, table)]
         click.echo("\n".join([*lines, *(f"  {name}: {use}" for name, use in uses.items())]))
@@ -292,7 +292,7 @@ def _show_mix(
         report |= (
             {"samples": {name: table.head() for name, table in tables.items()}} if samples else {}
         )
-        click.echo(json.dumps(report, indent=1))
+        echo_json(report)
         return
     click.echo(f"{path}\n{summary}")
     for name, table in tables.items():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 import signal
 import sys
 import threading
@@ -155,6 +157,19 @@ def _fail(message: str, code: int, debug: bool) -> NoReturn:
         click.echo(without_secrets(traceback.format_exc()), err=True)
     click.echo(f"{PROGRAM}: error: {one_line(message)}", err=True)
     sys.exit(128 + _received[0] if _received else code)
+
+
+def echo_json(value: Any) -> None:
+    """Print a value as JSON; NaN and infinities, which JSON lacks, as `null`."""
+    click.echo(json.dumps(_finite(value), indent=1))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [*map(_finite, value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class ProgressBar:
