@@ -215,6 +215,7 @@ def test_wrong_requests(dataset: Path, tmp_path: Path) -> None:
         ({"max_batches": 0}, ClipError, "max_batches"),
         ({"consumer_seconds": float("nan")}, ClipError, "consumer_seconds"),
         ({"clip_len": 4, "memory_limit": "1KB"}, MemoryLimitError, "memory"),
+        ({"clip_len": 9, "last_batch": "keep", "rank": (0, 8)}, ClipError, "no batch to time"),
         *[({"clip_len": 4, "device": "cuda"}, ClipError, "device not available")]
         * (not torch.cuda.is_available()),
     ]

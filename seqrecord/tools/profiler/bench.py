@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from seqrecord.errors import ClipError
 from seqrecord.loader.engine.stats import STAGES, bottleneck
 from seqrecord.loader.pipes.arguments import takes_arguments
 from seqrecord.loader.pipes.option_values import Budget
@@ -83,7 +84,8 @@ def bench(dataset: DatasetLike, options: BenchOptions) -> BenchReport:
 
     Defaults: 4 clips per batch; 16 frames per clip unless `windows` or frame lists define them.
 
-    Raises `ClipError` for an unavailable device, and the loader's errors.
+    Raises `ClipError` for an unavailable device and a rank without a batch, and the loader's
+    errors.
 
     Example:
         report = seqrecord.bench("records/", clip_len=8, max_batches=4)
@@ -115,6 +117,12 @@ def measure(
     """Time an epoch of a stream; `synchronize` waits for the device."""
     steps = _Steps(synchronize, options)
     num_batches = min(len(stream), options.max_batches or len(stream))
+    if not num_batches:
+        raise ClipError(
+            "no batch to time on this rank",
+            file=stream.dataset.url,
+            expected='at least one; last_batch="repeat" or fewer ranks',
+        )
     steps.run(stream, num_batches, options.progress)
     settings = options.settings()
     settings["device"] = options.device and str(options.device)
