@@ -313,7 +313,7 @@ class SeqRecordWriter:
         )
 
     def _begin(self, episode: EpisodeWriter, frames: Sequence[Frame]) -> RecordFileWriter:
-        """Begin an episode in the record files; its `first` frames determine unknown features."""
+        """Begin an episode in the record files; its first `frames` determine unknown features."""
         if self._records is None:
             with located(SchemaError, episode=episode.key):
                 self._use(infer_schema(frames, self._features))

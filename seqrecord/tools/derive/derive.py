@@ -84,8 +84,8 @@ def derive(
     under the key of the sample's episode, with the features `source_start`, int64, `source_frames`,
     int64 [T], which are the frames of the first input, and the columns of the table.
 
-    Each frame is read and decoded once, however many samples it is in. Frames that lack an input
-    have no values.
+    Each frame is read and decoded once, however many samples it is in. Frames that lack an input,
+    or a feature that is kept, have no values.
 
     The function runs in this process. After an error or a kill, the same call continues. If the
     source has changed, the same call computes the values of changed and new episodes only; see

@@ -222,7 +222,7 @@ class DerivedSource:
 
     @property
     def has_empty_frames(self) -> bool:
-        """Whether frames may have no value: those that lack an input."""
+        """Whether frames may have no value: those that lack an input or a copied feature."""
         return self.per_frame
 
     def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
