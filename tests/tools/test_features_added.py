@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import seqrecord
 from seqrecord import Episode, NotFoundError, SeqRecordError, SeqRecordWriter, edit
 from seqrecord.errors import ClipError, ConflictError, FrameError, SchemaError, SourceError
 from seqrecord.storage import LocalStorage
+from seqrecord.store.reading.index_building import build_index
 from tests.kit.command_line import run
 from tests.kit.datasets import (
     Frame,
@@ -362,6 +365,27 @@ def test_time_spans_outlive_a_dropped_feature(tmp_path: Path) -> None:
         assert not seqrecord.verify(path).problems
         edit.clean(path, older_than=-1)
         seqrecord.reindex(path)
+
+
+def test_a_commit_builds_its_index_once(tmp_path: Path) -> None:
+    """Although record files with dropped features only name its episodes."""
+    path, num_builds = tmp_path / "records", 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal num_builds
+        num_builds += event == "call" and frame.f_code is build_index.__code__
+
+    write_dataset(path, {key: columns(x=range(5)) for key in "ab"}, fps=10)
+    edit.add_feature(path, "y", lambda episode: np.arange(len(episode)))
+    sys.setprofile(count)
+    try:
+        edit.drop_features(path, "y")
+        seqrecord.reindex(path)
+    finally:
+        sys.setprofile(None)
+    assert num_builds == 2
+    assert [*seqrecord.open(path).features] == ["x"]
+    assert not seqrecord.verify(path).problems
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])

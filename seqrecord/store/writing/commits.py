@@ -25,7 +25,12 @@ from seqrecord.store.format.manifest import (
 )
 from seqrecord.store.format.references import stored_list_ids
 from seqrecord.store.format.text_keys import feature_of_texts
-from seqrecord.store.reading.index_building import BuiltIndex, build_index, complete_episodes
+from seqrecord.store.reading.index_building import (
+    BuiltIndex,
+    build_index,
+    complete_episodes,
+    declared_rates,
+)
 from seqrecord.store.reading.metadata import (
     DamagedFile,
     load,
@@ -80,7 +85,7 @@ def rebuild_version(
     """Build the version with all complete episodes in these record files.
 
     Record files are left out if they only have dropped features, or copies of chunks in other
-    files. The index is that of the others.
+    files, and no other fact of an episode. The index is that of the others.
 
     If several episodes have the same key, one is kept, and the log names the others; see
     `build_index`. The dataset's edits apply, or those on the storage if there is no manifest.
@@ -102,8 +107,8 @@ def rebuild_version(
         if path in footers and _holds_any(footers[path], effect.deleted, schema)
     }
     lost = [episode.uid for episode in built.duplicates if not episode.files.isdisjoint(paths)]
-    unused_files = (footer for path, footer in footers.items() if path not in paths)
-    if _have_parts_of(built.index, unused_files):
+    unused_files = [footer for path, footer in footers.items() if path not in paths]
+    if _affect_episodes(built.index, unused_files, footers.values()):
         # A timestamp that was dropped contradicts no fps:
         # tests/store/test_rates.py::test_a_dropped_timestamp_contradicts_nothing
         named_footers = {path: footers[path] for path in paths}
@@ -136,10 +141,22 @@ def _built_index(
         raise
 
 
-def _have_parts_of(index: Index, footers: Iterable[Footer]) -> bool:
-    """Whether record files have parts of an index's episodes."""
-    parts = (part for footer in footers for part in footer.episodes)
-    return any(part.uid in index.positions_by_uid for part in parts)
+def _affect_episodes(
+    index: Index, unused_files: Iterable[Footer], footers: Iterable[Footer]
+) -> bool:
+    """Whether parts in unused record files may contradict the fps of an episode, or discard it.
+
+    Nothing else in an index depends on unused files.
+    """
+    numbers, contradicted_uids = index.positions_by_uid, set[str]()
+    for part in (part for footer in unused_files for part in footer.episodes):
+        if (number := numbers.get(part.uid)) is None:
+            continue
+        if part.is_discarded:
+            return True
+        if part.num_frames is not None and part.fps is None and not index.fps[number]:
+            contradicted_uids.add(part.uid)
+    return bool(contradicted_uids) and not contradicted_uids.isdisjoint(declared_rates(footers))
 
 
 def _holds_any(footer: Footer, deleted: Collection[str], schema: Schema) -> bool:
