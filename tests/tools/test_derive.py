@@ -211,7 +211,7 @@ def test_a_copy_has_the_form_of_batches(tmp_path: Path, clip_len: int | None) ->
     with seqrecord.open(tmp_path / "latents") as dataset:
         image, state = dataset.features["image"], dataset.features["state"]
         assert (image.shape, image.kind) == ((4, 8, 3), "image")
-        assert (state.dtype, state.shape, state.kind) == (np.float32, (4,), "state")
+        assert (state.dtype, state.shape, state.kind) == (np.dtype("f4"), (4,), "state")
         for number in range(4):
             frame = dataset.episodes["a"][number]
             assert (frame["image"] == number).all()
@@ -521,6 +521,10 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (lambda batch: {"start": batch["image"]}, {}, "under the name of another one"),
     (lambda batch: {"task": batch["image"]}, {"keep": ["task"]}, "under the name of another one"),
     (lambda batch: {"x": [np.zeros((1, i)) for i in range(4)]}, {}, "more than their first axis"),
+    (lambda batch: {"x": batch["image"].to_sparse()}, {}, "no array.*feature: x.*dense"),
+    (lambda batch: {"x": [batch["image"][0].to("meta")] * 4}, {}, "no array.*feature: x.*dense"),
+    (lambda _: {"x": [[[1], [2, 3]]] * 4}, {}, "no array.*feature: x.*dense"),
+    (Encoder(), {"clip_len": 2, "frame_transform": lambda _: {"x": np.zeros(1)}}, "no such input"),
     (Encoder(), {"shuffle": True}, "no argument shuffle"),
     (Encoder(), {"order": "sequences"}, "cannot use this order"),
     (Encoder(), {"output": "numpy"}, "cannot use this output"),

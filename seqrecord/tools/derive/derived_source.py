@@ -358,6 +358,13 @@ class _Stream:
             return
         source, count = self._source, len(batch["episode"])
         self._keys, self._starts = batch["episode"], np.asarray(batch["start"].cpu(), np.int64)
+        if missing_names := [n for n in (*source.features, *source.keep) if n not in batch]:
+            raise ClipError(
+                "transforms return no such input",
+                file=source.dataset.url,
+                feature=missing_names[0],
+                expected="the features of derive, and those in keep",
+            )
         for name in source.single:
             batch[name] = _without_axis(batch[name])
         inputs = {name: batch[name] for name in source.features}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, SeqRecordError
 from seqrecord.store.bfloat16 import as_array
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import repr_of
@@ -29,12 +29,23 @@ def columns_of(results: object, count: int) -> dict[str, Column]:
             expected='a dict, such as {"latent": tensor}',
             got=repr_of(results, 100),
         )
-    columns = {str(name): _column(value) for name, value in results.items()}
-    for name, column in columns.items():
+    columns = dict[str, Column]()
+    for name, value in results.items():
+        try:
+            columns[str(name)] = column = _column(value)
+        except SeqRecordError:
+            raise
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ClipError(
+                "the function returns a value that is no array",
+                feature=str(name),
+                expected="a dense tensor, an array, or a list of these or of texts",
+                got=f"{type(error).__name__}: {error}",
+            ) from error
         if len(column) != count:
             raise ClipError(
                 "the function returns another number of values than it got rows",
-                feature=name,
+                feature=str(name),
                 expected=f"{count} values, one per row",
                 got=len(column),
             )
