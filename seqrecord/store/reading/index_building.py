@@ -342,15 +342,10 @@ def _complete_rows(
         for number, part in enumerate(footer.episodes):
             parts.setdefault(part.uid, []).append((file, number))
     committed_discards = _discarded_uids(footers[:num_committed])
-    for uid in _discarded_uids(
-        footers
-    ):  # of files that are not committed only committed parts count
-        places = [
-            place
-            for place in parts[uid]
-            if place[0] < num_committed and uid not in committed_discards
-        ]
-        parts[uid] = places
+    for uid in _discarded_uids(footers):
+        # Of an episode that only other files discard, the parts in committed files count.
+        keeps_committed = uid not in committed_discards
+        parts[uid] = [place for place in parts[uid] if keeps_committed and place[0] < num_committed]
     groups = list(zip(schema.groups, features_of(schema), strict=True))
     files = [_FooterRows.of(footer) for footer in footers]
     rows_by_uid = {
