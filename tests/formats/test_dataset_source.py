@@ -19,7 +19,7 @@ from PIL import Image
 import seqrecord
 from seqrecord import EncodedImage, EpisodeInfo, FeatureSpec, Schema, convert, edit, open_source
 from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
-from seqrecord.sources import Gop, format_names
+from seqrecord.sources import Gop, format_names, undistorted
 from tests.kit.command_line import run
 from tests.kit.datasets import chunk_lengths, columns, encoded, noise, write_dataset, write_small
 from tests.kit.made_source import MadeSource
@@ -155,6 +155,26 @@ def test_packets_are_passed_on_undecoded(tmp_path: Path, whole: bool) -> None:
             for name in ("image", "x"):
                 present = two.episodes[key].present(name)
                 assert present.tolist() == one.episodes[key].present(name).tolist()
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_video_beside_undistorted_images(tmp_path: Path, joined: bool) -> None:
+    """It is decoded; its own camera has no distortion."""
+    camera = {"fx": 9.0, "fy": 9.0, "cx": 3.5, "cy": 2.5, "width": 8, "height": 6}
+    lens = {"distortion_model": "opencv", "distortion_coefficients": [-0.2, 0.0, 0.0, 0.0]}
+    gops = gops_of("h264", moving(28), 12)
+    episodes = {key: columns(image=gops) + columns(front=noise(28, 6, 8, 3)) for key in "ab"}
+    schema = Schema([video_schema()["image"], FeatureSpec("front", np.dtype("u1"), (6, 8, 3))])
+    metadata = {key: {"camera": {"front": {**camera, **lens}, "image": camera}} for key in episodes}
+    write_dataset(tmp_path / "a", episodes, metadata=metadata, schema=schema)
+    join = [{"episode": ["a", "b"], "label": [1.0, 2.0]}] if joined else []
+    source = undistorted(open_source(tmp_path / "a", join=join))
+    convert(source, tmp_path / "b", workers=1)
+    with seqrecord.open(tmp_path / "a") as one, seqrecord.open(tmp_path / "b") as two:
+        for key in episodes:
+            before, after = one.episodes[key][0:28], two.episodes[key][0:28]
+            np.testing.assert_array_equal(after["image"], before["image"], strict=True)
+            assert not np.array_equal(after["front"], before["front"])
 
 
 def test_chunks_are_copied_unless_their_length_changes(tmp_path: Path) -> None:

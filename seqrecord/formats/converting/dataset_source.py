@@ -181,6 +181,11 @@ class DatasetSource:
                 copied_groups[number] = groups.pop()
         return replace(self, decoded=frozenset(decoded_names), target=schema, copied=copied_groups)
 
+    def decoding_video(self) -> DatasetSource:
+        """The source with decoded frames of video, for sources that copy no chunks."""
+        video_names = {name for name, spec in self.stored.items() if spec.is_video}
+        return replace(self, decoded=self.decoded | video_names)
+
     def episodes(self) -> Sequence[EpisodeInfo]:
         index, splits = self.reader.contents.index, self.reader.contents.manifest.splits
         return [
@@ -446,6 +451,10 @@ class MergedSource:
         """As `DatasetSource.fitted`."""
         parts = (part.fitted(schema, chunk_frames, changed) for part in self.parts)
         return MergedSource(tuple(parts))
+
+    def decoding_video(self) -> MergedSource:
+        """As `DatasetSource.decoding_video`."""
+        return MergedSource(tuple(part.decoding_video() for part in self.parts))
 
     def schema(self) -> Schema:
         """Schema of the first dataset."""

@@ -31,7 +31,8 @@ def undistorted(source: Source) -> Source:
     Cameras come from the metadata `camera` with a `distortion_model`, and from the features
     `intrinsics` and `distortion`. Images keep their size and intrinsics: each pixel takes the value
     at the place to which the lens maps it, linearly interpolated for images and the nearest one for
-    depth and masks. Pixels outside of the original are 0.
+    depth and masks. Pixels outside of the original are 0. Video of cameras without distortion is
+    kept, but decoded if the source is a dataset.
 
     Raises `SourceError` if no camera has a distortion, and for features that cannot be undistorted:
     video, encoded images, flow, disparity and normals.
@@ -50,6 +51,8 @@ def undistorted(source: Source) -> Source:
             expected=f"a metadata `camera` with {MODEL} {OPENCV} or {FISHEYE}",
             got=", ".join(source.schema()),
         )
+    if (decoding_video := getattr(source, "decoding_video", None)) is not None:
+        return UndistortedSource(decoding_video())
     return undistorted_source
 
 

@@ -143,6 +143,10 @@ class StoredSource(Source, Protocol):
         """
         ...
 
+    def decoding_video(self) -> StoredSource:
+        """Return the source with frames instead of packets, for sources that copy no chunks."""
+        ...
+
     def copy_lists(self, storage: Storage) -> CopiedFiles | None:
         """Copy the lists of external files that copied chunks refer to; return the copies."""
         ...
