@@ -394,6 +394,23 @@ def test_robots_that_lerobot_cannot_have(tmp_path: Path) -> None:
     assert json.loads((out / "meta/info.json").read_text())["robot_type"] is None
 
 
+def test_rates_and_codecs_of_other_types(tmp_path: Path) -> None:
+    frames = [{"x": np.float32(i), "image": np.zeros((16, 16, 3), np.uint8)} for i in range(2)]
+    write_dataset(records := tmp_path / "records", {"a": frames})
+    for number, fps in enumerate((np.float32(12.5), np.int64(12), Fraction(30000, 1001))):
+        out = to_lerobot(records, tmp_path / f"{number}", fps=fps)
+        info = json.loads((out / "meta/info.json").read_text())
+        assert info["fps"] == pytest.approx(float(fps))
+    wrong_rates: list[Any] = ["10", [10], 10j, np.array([10.0]), {"fps": 10}]
+    for fps in wrong_rates:
+        with pytest.raises(ClipError, match="one frame rate for all episodes"):
+            to_lerobot(records, tmp_path / "out", fps=fps)
+    wrong_codecs: list[Any] = [264, ["h264"], b"h264"]
+    for video in wrong_codecs:
+        with pytest.raises(CodecError, match="expected one of h264"):
+            to_lerobot(records, tmp_path / "out", fps=10, video=video)
+
+
 @pytest.mark.parametrize(
     "count", [257, *(pytest.param(count, marks=pytest.mark.slow) for count in (255, 256, 512))]
 )

@@ -16,8 +16,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -379,15 +381,15 @@ def _default_task(episode: Episode) -> str:
 
 def _rate(episodes: Sequence[Episode], fps: float | None) -> Fraction:
     """Frames per second: `fps`, or the common rate of all episodes."""
-    rates = {episode.fps for episode in episodes} if fps is None else {fps}
+    rates: list[Any] = [*{episode.fps for episode in episodes}] if fps is None else [fps]
     [rate] = rates if len(rates) == 1 else [None]
-    if rate is None or not 0 < rate < 1e6:
+    if not isinstance(rate, (Real, Decimal)) or not 0 < rate < 1e6:
         raise ClipError(
             "LeRobot needs one frame rate for all episodes; pass fps (--fps)",
             expected="frames per second",
             got=", ".join(map(str, sorted(rates, key=str)))[:100],
         )
-    return exact_rate(rate)
+    return exact_rate(float(rate))
 
 
 def _gops(data: memoryview, count: int, feature: str) -> Iterator[Gop]:
