@@ -27,7 +27,14 @@ from tests.kit.processes import busy_threads, in_fork
 from tests.kit.services import Authority, Nginx
 from tests.kit.services.blobfile_pool import pool_to
 from tests.kit.services.fault_proxy import FaultProxy, ScriptedFaults
-from tests.kit.services.local_server import Canned, CannedServer, ConnectProxy, answer
+from tests.kit.services.local_server import (
+    Canned,
+    CannedServer,
+    ConnectProxy,
+    Handler,
+    LocalServer,
+    answer,
+)
 from tests.kit.services.places import PLACES, Place, with_deadline
 from tests.kit.services.web_server import WebFolder
 from tests.kit.trees import make_frames, write_v1
@@ -599,6 +606,31 @@ def test_broken_connections_are_retried(
         assert len(proxy.asked) > len(cuts)
         assert storage.counters()["retries"] >= len(cuts)
         storage.close()
+
+
+def test_redirects_to_hosts_with_other_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The password of the first host stays there."""
+    asked: list[tuple[str, bool]] = []
+
+    class Web(Handler):
+        def serve(self) -> None:
+            asked.append((self.path, "Authorization" in self.headers))
+            if "moved" in self.path:
+                target = self.path if "loop" in self.path else f"{web.endpoint}/data"
+                self.send(302, b"", {"Location": target})
+            else:
+                self.send_range(DATA)
+
+    with LocalServer(Web) as web:
+        monkeypatch.setenv("HTTP_PROXY", web.endpoint)
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        with closing(open_storage("http://me:secret@first.invalid/moved")) as storage:
+            assert get(storage, "file", 0, 50) == DATA[:50]
+            assert asked == [("http://first.invalid/moved/file", True), ("/data", False)]
+            asked.clear()
+            with pytest.raises(errors.StorageError, match="HTTP status 302"):
+                get(storage, "loop", 0, 50)
+            assert len(asked) == 6
 
 
 def test_proxies_of_the_environment(

@@ -9,7 +9,7 @@ import re
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
@@ -22,11 +22,7 @@ from seqrecord.errors import StorageError
 _READ_BYTES = 1 << 20
 _ERROR_BYTES = 64 << 10
 _MOST_CONNECTIONS = 128  # idle ones that stay open, as many as concurrent requests
-# Only redirects: tests/cloud/test_objects.py::test_transient_errors_are_retried_and_counted.
-# `Retrier` does all other retries.
-_REDIRECTS = urllib3.Retry(
-    5, connect=0, read=0, redirect=5, status=0, other=0, respect_retry_after_header=False
-)
+_MOST_REDIRECTS = 5
 _RANGE = re.compile(r"\s*bytes (\d+)-(\d+)/(?:\d+|\*)\s*", re.IGNORECASE)  # RFC 9110, 14.1
 
 Fetch = Callable[[], Any]
@@ -83,7 +79,8 @@ class HttpFiles:
     ) -> None:
         self._sign, self._shown, self._timeout = sign, shown.rstrip("/"), timeout
         self._follows, self._versions = follows, versions
-        self._pools: dict[str, urllib3.PoolManager] = {}  # by host: not each needs the proxy
+        # By scheme and host: not each needs the proxy.
+        self._pools: dict[tuple[str, str], urllib3.PoolManager] = {}
 
     def info(self, path: str) -> dict[str, Any]:
         try:
@@ -149,22 +146,42 @@ class HttpFiles:
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Any:
         url, signed_headers = self._sign(method, path)
-        host = urlsplit(url).netloc
-        if (pool := self._pools.get(host)) is None:  # two threads may both create one
-            pool = self._pools.setdefault(host, _pool_for(url, self._timeout))
-        answer = pool.request(
-            method,
-            url,
-            headers={**headers, **signed_headers},
-            preload_content=False,
-            decode_content=False,
-            redirect=self._follows,
-            retries=_REDIRECTS if self._follows else False,
-        )
+        headers = {**headers, **signed_headers}
+        remaining_redirects = _MOST_REDIRECTS if self._follows else 0
+        while True:
+            # Neither retries, which `Retrier` does, nor redirects: another host has another proxy.
+            answer = self._pool(url).request(
+                method,
+                url,
+                headers=headers,
+                preload_content=False,
+                decode_content=False,
+                redirect=False,
+                retries=False,
+            )
+            location = answer.get_redirect_location() if remaining_redirects else None
+            if not location:
+                break
+            answer.drain_conn()
+            remaining_redirects -= 1
+            origin, url = _origin(url), urljoin(url, location)
+            if _origin(url) != origin:
+                headers = {name: headers[name] for name in headers if name != "Authorization"}
         if answer.status < 300:
             return answer
         with answer:
             raise HTTPError(answer)
+
+    def _pool(self, url: str) -> urllib3.PoolManager:
+        origin = _origin(url)
+        if (pool := self._pools.get(origin)) is None:  # two threads may both create one
+            pool = self._pools.setdefault(origin, _pool_for(url, self._timeout))
+        return pool
+
+
+def _origin(url: str) -> tuple[str, str]:
+    """Scheme and host of a URL."""
+    return urlsplit(url)[:2]
 
 
 def _replaced(file: str) -> StorageError:
