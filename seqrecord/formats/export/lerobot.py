@@ -382,8 +382,9 @@ def _default_task(episode: Episode) -> str:
 def _rate(episodes: Sequence[Episode], fps: float | None) -> Fraction:
     """Frames per second: `fps`, or the common rate of all episodes."""
     rates: list[Any] = [*{episode.fps for episode in episodes}] if fps is None else [fps]
-    [rate] = rates if len(rates) == 1 else [None]
-    if not isinstance(rate, (Real, Decimal)) or not 0 < rate < 1e6:
+    rate: Any = rates[0] if len(rates) == 1 else None
+    is_number = isinstance(rate, (Real, Decimal))
+    if not is_number or not 0 < rate < 1e6:
         raise ClipError(
             "LeRobot needs one frame rate for all episodes; pass fps (--fps)",
             expected="frames per second",
