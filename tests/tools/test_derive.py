@@ -316,6 +316,47 @@ def test_another_dataset_is_no_destination(records: Path) -> None:
     assert {*stored(records)} == {*LENGTHS}
 
 
+CAMERA = {"fx": 5.0, "fy": 5.0, "cx": 2.5, "cy": 1.5, "width": 6, "height": 4}
+
+
+@pytest.mark.parametrize("camera", [CAMERA, {"view": CAMERA, "other": CAMERA}])
+def test_the_camera_of_a_copied_image(records: Path, camera: dict[str, Any]) -> None:
+    edit.rename_features(records, {"image": "view"})
+    columns = {"action": ["x", "y"], "lost": ["z"]}
+    edit.set_metadata(records, None, {"camera": camera, "columns": columns})
+
+    def double(batch: dict[str, Any]) -> dict[str, Any]:
+        values = batch.get("action")
+        return {"x": [0] * len(batch["task"]) if values is None else values * 2}
+
+    def metadata(dataset: Any, name: str, **arguments: Any) -> dict[str, Any]:
+        path = records.parent / name
+        arguments = {"features": ["action"], "batch_size": 4, **arguments}
+        seqrecord.derive(dataset, double, path, **arguments)
+        with seqrecord.open(path) as derived:
+            [metadata, *others] = (episode.metadata for episode in derived.episodes.values())
+            assert all(other.get("camera") == metadata.get("camera") for other in others)
+            return metadata
+
+    with seqrecord.open(records) as dataset:
+        renamed = dataset.renamed({"view": "image", "action": "steps"})
+        assert "camera" not in metadata(dataset, "none")
+        copied = metadata(dataset, "copied", keep=["view"])
+        assert copied["camera"] == (CAMERA if camera == CAMERA else {"view": CAMERA})
+        assert "columns" not in copied
+        arguments: dict[str, Any] = {"keep": ["image", "steps"], "features": ["task"]}
+        copied = metadata(renamed.select(["image", "steps", "task"]), "renamed", **arguments)
+        assert copied["camera"] == (CAMERA if camera == CAMERA else {"image": CAMERA})
+        assert copied["columns"] == {"steps": ["x", "y"]}
+        for name, more in (
+            ("resized", {"resize": {"view": (2, 3)}}),
+            ("window", {"windows": {"view": range(2), "action": [0]}}),
+        ):
+            assert "camera" not in metadata(dataset, name, keep=["view"], **more)
+    with seqrecord.open(records.parent / "resized") as dataset:
+        assert dataset.episodes["a"][3]["view"].shape == (2, 3, 3)
+
+
 def test_arguments_of_the_function(records: Path) -> None:
     def scaled(batch: dict[str, Any], scale: float) -> dict[str, Any]:
         return {"x": batch["action"] * scale}

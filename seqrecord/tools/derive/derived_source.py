@@ -29,10 +29,12 @@ from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.view import View
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.feature_kinds import is_picture
 from seqrecord.store.format.manifest import Dictionary
 from seqrecord.store.originals.inventory import Account
 from seqrecord.store.originals.protocol import EpisodeInfo
 from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.join_relatives import DERIVED_FROM
 from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
@@ -62,7 +64,7 @@ class DerivedSource:
         options: which clips, and in which batches.
         single: the features of the frame `start` alone, which get no axis of frames.
         settings: arguments that decide the values.
-        reserved_names: names of the values of texts, which the function's results cannot have.
+        reserved_names: names that the function's results cannot have: texts' values have them.
         dictionaries: values of texts that are stored beside.
         replaced: episodes of the destination, by key, that the commit deletes.
         stored_schema: features of the destination, if it has the values of all episodes.
@@ -170,15 +172,14 @@ class DerivedSource:
         return Schema([*specs.values()])
 
     def _kept_spec(self, name: str, column: Column) -> FeatureSpec:
-        """Return the feature of a copy, which has an axis of frames in a window."""
+        """Return the feature of a copy, which may be resized, or in a window with an axis more."""
         spec = replace(self.dataset.features[name], codec=(), group=0, added=None)
-        if not isinstance(column, np.ndarray):
+        if not isinstance(column, np.ndarray) or (self.per_frame and None in spec.shape):
             return spec
         dtype, shape = column.dtype, column.shape[1:]
-        if name in self.single and spec.is_fixed:  # maybe resized or normalized
-            return replace(spec, dtype=dtype, shape=shape)
-        is_equal = self.per_frame or spec.shape == shape
-        return spec if is_equal else FeatureSpec(name, dtype, shape)
+        if len(shape) == len(spec.shape):  # maybe resized or normalized
+            return replace(spec, dtype=dtype, shape=shape, stored_shape=None)
+        return FeatureSpec(name, dtype, shape)
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         """Return the episodes that have clips, in the dataset's order."""
@@ -196,7 +197,7 @@ class DerivedSource:
             entry = entry_of(self.inputs, number, self.settings, self.features, rows)
             fps = float(contents.index.fps[number]) or None
             metadata = contents.index.episode_metadata(number)
-            metadata = {n: v for n, v in metadata.items() if n not in _OF_FEATURES}
+            metadata = _of_features(metadata, contents, self._copies)
             if DERIVED_FROM in metadata:  # of a derived source, or the user's own
                 entry = {**entry, DERIVED_FROM: metadata[DERIVED_FROM]}
             infos.append(
@@ -209,6 +210,15 @@ class DerivedSource:
                 )
             )
         return infos
+
+    @property
+    def _copies(self) -> list[str]:
+        """The kept features whose frames are those of the source."""
+        options, specs = self.options, self.dataset.features
+        if options.resize or options.clip_transform or options.frame_transform:
+            return []
+        names = [name for name in self.keep if self.per_frame or name in self.single]
+        return [name for name in names if specs[name].stored_shape is None]
 
     def account(self) -> Account:
         """Return where each feature comes from."""
@@ -260,6 +270,25 @@ def _are_drawn(view: View, options: LoaderOptions) -> bool:
     is_fraction = repeat is not None and bool((repeat % 1 != 0).any())
     is_subset = options.span is not None and options.span != options.most_frames
     return is_fraction or is_subset or options.clip_lens is not None
+
+
+def _of_features(
+    metadata: Mapping[str, Any], contents: Contents, names: Collection[str]
+) -> dict[str, Any]:
+    """Return an episode's metadata, of that about features only the part of these names."""
+    parts = {n: value for n, value in metadata.items() if n not in _OF_FEATURES}
+    for entry in _OF_FEATURES:
+        values = metadata.get(entry)
+        if not isinstance(values, Mapping):
+            continue
+        present_values = {contents.names.get(name, name): value for name, value in values.items()}
+        selected = {name: present_values[name] for name in names if name in present_values}
+        specs = (contents.features[name] for name in names)
+        if "fx" in values and any(is_picture(spec.name, spec, spec.kind) for spec in specs):
+            selected = {**values}  # one camera of all images
+        if selected:
+            parts[entry] = selected
+    return parts
 
 
 def _differs(view: View) -> bool:
