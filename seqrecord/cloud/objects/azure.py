@@ -300,7 +300,7 @@ def _read(file: str, shown: str) -> str:
     """Read a SAS. An empty file is being written: no other credential takes its place."""
     sas: str | None = None
     with suppress(OSError, UnicodeError):
-        sas = Path(file).read_text().strip().removeprefix("?")
+        sas = Path(file).read_text("utf-8-sig").strip().removeprefix("?")
     if sas is None:
         raise AccessError("the file of the SAS cannot be read", file=shown, got=file)
     if not sas:
