@@ -709,6 +709,21 @@ def test_columns_without_a_name_of_their_own(tmp_path: Path) -> None:
     assert columns == {**{table: ["x"] for table in exact}, "plain": ["", "x"]}
 
 
+def test_names_between_tabs_with_blanks(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    _touch(run / "rgb", *numbered(3))
+    rows = "0\t1.5\n2\t3.5\n4\t5.5\n"
+    texts(run, **{"force.tsv": f'force x\t"force y"\n{rows}', "mixed.tsv": f"x y\n{rows}"})
+    source = FolderSource(tmp_path)
+    assert [frame["force"].tolist() for frame in frames_of(source)] == [
+        [0, 1.5],
+        [2, 3.5],
+        [4, 5.5],
+    ]
+    columns = source.episodes()[0].metadata["columns"]
+    assert columns == {"force": ["force x", "force y"], "mixed": ["x", "y"]}
+
+
 OTHER_TEXTS = [  # no features
     *("1 2\n3 4\n", "1 2\n3 4\n5 6\n7 8\n9 10\n", "1 2\n3\n4 5\n"),
     *("1,5 2,5\n1,5 2,5\n1,5 2,5\n", "a\nb\nc\n", "1_0\n2\n3_0\n", ""),

@@ -169,6 +169,10 @@ def read_rows(
                 got=decimal_comma[:120],
             )
     words_of_lines = [_split(line, separator) for _, line in lines]
+    if separator is None and len(lines) > 1:  # names between tabs may have blanks
+        names = _split(lines[0][1], "\t")
+        if len(names) == len(words_of_lines[1]):
+            words_of_lines[0] = names
     return Rows(path, words_of_lines, [number for number, _ in lines], separator)
 
 
