@@ -213,7 +213,7 @@ class DerivedSource:
 
     @property
     def _copies(self) -> list[str]:
-        """The kept features whose frames are those of the source."""
+        """The kept features that are copied unchanged."""
         options, specs = self.options, self.dataset.features
         if options.resize or options.clip_transform or options.frame_transform:
             return []
@@ -275,7 +275,7 @@ def _are_drawn(view: View, options: LoaderOptions) -> bool:
 def _of_features(
     metadata: Mapping[str, Any], contents: Contents, names: Collection[str]
 ) -> dict[str, Any]:
-    """Return an episode's metadata, of that about features only the part of these names."""
+    """Return an episode's metadata; entries about features keep only these names."""
     parts = {n: value for n, value in metadata.items() if n not in _OF_FEATURES}
     for entry in _OF_FEATURES:
         values = metadata.get(entry)
