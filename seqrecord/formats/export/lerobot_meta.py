@@ -205,7 +205,7 @@ def names_unseen_by_policies(columns: Sequence[LeRobotColumn]) -> list[str]:
     ]
 
 
-def _video_codec(video: str, spec: FeatureSpec) -> tuple[CodecConfig, ...]:
+def _video_codec(video: Any, spec: FeatureSpec) -> tuple[CodecConfig, ...]:
     try:
         codec = named_video(video, spec.dtype, spec.shape) if isinstance(video, str) else None
         if codec is None or codec[0]["codec"] not in CONTAINED:
