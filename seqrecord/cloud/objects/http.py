@@ -166,7 +166,8 @@ class HttpFiles:
             remaining_redirects -= 1
             origin, url = _origin(url), urljoin(url, location)
             if _origin(url) != origin:
-                headers = {name: headers[name] for name in headers if name != "Authorization"}
+                secret_names = urllib3.Retry.DEFAULT_REMOVE_HEADERS_ON_REDIRECT
+                headers = {name: headers[name] for name in headers if name not in secret_names}
         if answer.status < 300:
             return answer
         with answer:
