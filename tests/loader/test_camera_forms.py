@@ -228,6 +228,42 @@ def test_cameras_of_renamed_images(tmp_path: Path, names: dict[str, str], per_fr
             assert {f"{name}_intrinsics" for name in (front, back)} <= batch.keys()
 
 
+@pytest.mark.parametrize(("old", "new"), [("front", "back"), ("back", "front")])
+@pytest.mark.parametrize("has_own", [True, False])
+def test_a_renamed_image_has_no_camera_of_its_name(
+    tmp_path: Path, old: str, new: str, has_own: bool
+) -> None:
+    """The metadata names a camera whose image is not stored, and another image gets its name."""
+    cameras = {new: PINHOLE} | ({old: {**PINHOLE, "fx": 150.0}} if has_own else {})
+    frames = columns(**{old: [np.zeros((HEIGHT, WIDTH, 3), np.uint8)] * 5})
+    metadata = {"a": {"camera": cameras, "convention": OPENCV}}
+    write_dataset(tmp_path, {"a": frames}, metadata=metadata)
+    options: dict[str, Any] = {"features": [old], "rename": {old: new}}
+    options["clip_transform"] = CenterCrop((9, 11))
+    if not has_own:
+        batch = first_batch(tmp_path, **options, camera=None)
+        assert "intrinsics" not in batch
+        assert f"{new}_intrinsics" not in batch
+        return
+    batch = first_batch(tmp_path, **options)
+    for values in (batch[f"{new}_K"][..., 0, 0], batch[f"{new}_intrinsics"][:, 0]):
+        assert (values == 150).all()
+
+
+@pytest.mark.parametrize("names", [{"width": "w"}, {"number": "width"}, {"number": "skew"}])
+def test_a_shared_camera_has_no_features(tmp_path: Path, names: dict[str, str]) -> None:
+    """Features may be called as the entries of a `camera`."""
+    image, (name,) = [np.zeros((HEIGHT, WIDTH, 3), np.uint8)] * 5, names
+    frames = columns(image=image, **{name: [*range(5)]})
+    cameras = {"a": {**PINHOLE, "width": WIDTH}, "b": {**PINHOLE, "width": WIDTH + 1}}
+    metadata = {key: {"camera": camera} for key, camera in cameras.items()}
+    write_dataset(tmp_path, {"a": frames, "b": frames}, metadata=metadata)
+    options: dict[str, Any] = {"features": ["image", name], "rename": names, "clip_len": 5}
+    batch = first_batch(tmp_path, camera=True, **options)
+    assert batch["image_K_is_missing"].tolist() == [[False] * 5, [True] * 5]
+    assert batch["image_K"][0, 0].tolist() == [[30, 0, 10.25], [0, 28, 8.5], [0, 0, 1]]
+
+
 def first_batch(path: Path, camera: Any = True, **options: Any) -> dict[str, Any]:
     options = {"clip_len": 2, "batch_size": 2, "shuffle": False, "features": ["image"], **options}
     return dict(next(iter(SeqRecordPipe(path, camera=camera, **options))))

@@ -187,11 +187,21 @@ class Contents:
         return next((old for old, new in self.names.items() if new == feature), feature)
 
     def camera_of(self, metadata: Mapping[str, Any]) -> Any:
-        """Return an episode's metadata `camera`, with cameras of features by present names."""
+        """Return an episode's metadata `camera`, with cameras of features by present names.
+
+        Without the camera of a feature that the dataset lacks, if another one has its name now.
+        """
         camera = metadata.get("camera")
         if not self.names or not isinstance(camera, Mapping):
             return camera
-        return {self.names.get(name, name): value for name, value in camera.items()}
+        cameras = {name: value for name, value in camera.items() if isinstance(value, Mapping)}
+        shared = {name: value for name, value in camera.items() if name not in cameras}
+        replaced = {*self.names.values()} - self.names.keys()
+        return shared | {
+            self.names.get(name, name): value
+            for name, value in cameras.items()
+            if name not in replaced
+        }
 
     @cached_property
     def chunks(self) -> ChunkReader:
