@@ -20,6 +20,7 @@ from seqrecord import (
     ClipError,
     HorizontalFlip,
     RandomCrop,
+    RelativePose,
     SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordPipe,
@@ -226,6 +227,34 @@ def test_cameras_of_renamed_images(tmp_path: Path, names: dict[str, str], per_fr
                 assert (batch[f"{name}_intrinsics"][:, 0] == fx).all(), (step, name)
         if step == "crops" and not per_frame:
             assert {f"{name}_intrinsics" for name in (front, back)} <= batch.keys()
+
+
+EXCHANGED = {"image_left": "image_right", "image_right": "image_left"}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        EXCHANGED,
+        EXCHANGED | {"depth_left": "depth_right", "depth_right": "depth_left"},
+        {"image_left": "left", "image_right": "right"},
+        {"image_left": "rgb_left", "image_right": "rgb_right"},
+    ],
+)
+def test_depth_maps_of_renamed_images(tmp_path: Path, names: dict[str, str]) -> None:
+    """The scale is that of the first image's depth, whatever the images are called now."""
+    frames = dict[str, Any](pose=[pose_of("a", frame) for frame in range(5)])
+    for side, depth in (("left", 2.0), ("right", 5.0)):
+        frames[f"image_{side}"] = [np.zeros((HEIGHT, WIDTH, 3), np.uint8)] * 5
+        frames[f"depth_{side}"] = [np.full((HEIGHT, WIDTH), depth, np.float32)] * 5
+    kinds = {**SCHEMA, **{n: {"kind": "depth", "unit": "m"} for n in frames if n[0] == "d"}}
+    del kinds["state"]
+    poses = {"image_left": "pose", "image_right": "pose"}
+    metadata = {"a": {"convention": OPENCV, "camera_poses": poses}}
+    write_dataset(tmp_path, {"a": columns(**frames)}, metadata=metadata, features=kinds)
+    camera = Camera(relative=RelativePose("first", scale="median_depth"))
+    batch = first_batch(tmp_path, camera, features=[n for n in frames if n != "pose"], rename=names)
+    assert batch["camera_scale"].tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(("old", "new"), [("front", "back"), ("back", "front")])

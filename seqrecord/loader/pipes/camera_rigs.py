@@ -310,14 +310,26 @@ def _image(name: str, dataset: Dataset, schema: Schema, *, may_share: bool) -> I
         size,
         _feature_of(name, OWN_INTRINSICS, _intrinsics(schema), *place, may_share=may_share),
         _feature_of(name, OWN_DISTORTION, _distortions(schema), *place, may_share=may_share),
-        _depth_of((name, stored_name), schema),
+        _depth_of(name, stored_name, *place),
     )
 
 
-def _depth_of(names: Sequence[str], schema: Schema) -> str | None:
-    """The depth map of an image: of its name with `depth` for `image`, or the only one."""
-    depths = [name for name, spec in schema.items() if spec.kind == "depth"]
-    own = [name for image in names for name in depths if name in (image, _depth_name(image))]
+def _depth_of(
+    name: str, stored_name: str, schema: Schema, renamed: Mapping[str, str]
+) -> str | None:
+    """The depth map of an image: of its name with `depth` for `image`, or the only one.
+
+    A depth map that keeps its stored name preferably belongs to the image with that stored name.
+    """
+    depths = [depth for depth, spec in schema.items() if spec.kind == "depth"]
+    fitting = [
+        (depth, image)
+        for image in (name, stored_name)
+        for depth in depths
+        if depth in (image, _depth_name(image))
+    ]
+    own = [d for d, image in fitting if image == (name if d in renamed.values() else stored_name)]
+    own += [depth for depth, _ in fitting]
     return next(iter(own), depths[0] if len(depths) == 1 else None)
 
 
