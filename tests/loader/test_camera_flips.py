@@ -310,6 +310,27 @@ def test_flips_of_a_part_are_refused(records: Path, name: str) -> None:
     assert SeqRecordPipe(records, **options)
 
 
+@pytest.mark.parametrize("noun", ["intrinsics", "distortion"])
+@pytest.mark.parametrize("names", [("left", "right"), IMAGES[::-1], ("image_left", "image_right")])
+def test_values_per_frame_of_renamed_partners(
+    tmp_path: Path, names: tuple[str, str], noun: str
+) -> None:
+    """They would remain with their image, which is exchanged."""
+    values = [f"{image}_{noun}" for image in IMAGES]
+    frame: dict[str, Any] = {image: np.zeros((6, 8, 3), np.uint8) for image in IMAGES}
+    frame |= {name: np.arange(4.0) + 3 for name in values}
+    camera = {"distortion_model": "opencv", "fx": 9.0, "fy": 9.0, "cx": 4.0, "cy": 3.0}
+    kinds = {name: {"kind": noun} for name in values}
+    write_dataset(tmp_path, {"a": [frame] * 4}, metadata={"a": {"camera": camera}}, features=kinds)
+    renamed = dict(zip(IMAGES, names, strict=True))
+    options: dict[str, Any] = {"clip_len": 2, "features": [*frame], "rename": renamed}
+    with pytest.raises(ClipError, match=rf"no partner; .*feature: image_left_{noun}"):
+        SeqRecordPipe(tmp_path, **options, camera=True, clip_transform=HorizontalFlip(0.5))
+    assert SeqRecordPipe(tmp_path, **options, clip_transform=HorizontalFlip(0.5))
+    options["features"] = [*IMAGES]
+    assert SeqRecordPipe(tmp_path, **options, camera=True, clip_transform=HorizontalFlip(0.5))
+
+
 def test_a_single_camera_of_a_pair_is_mirrored(records: Path) -> None:
     """Also with features that have no partner; stored poses come as they are."""
     features = ["image_left", "depth_left", "pose_left"]

@@ -55,8 +55,9 @@ class WorldFlips:
         arrays: Mapping[str, ArraySpec],
         kinds: Mapping[str, str | None],
         windows: Mapping[str, ClipWindow],
+        renamed: Mapping[str, str],
     ) -> WorldFlips:
-        """Find the features that flips change.
+        """Find the features that flips change. `renamed` has present names by stored names.
 
         Raises `ClipError` for flips that would mirror a part of a clip: some images only, cameras
         with draws of their own, one camera of a stereo pair.
@@ -73,7 +74,7 @@ class WorldFlips:
             _refuse_part(unlike, flips)
         if len({id(camera) for camera in crops if _flips_of(camera)}) > 1:
             _check_shared(crops)
-        partners = _partners(pictures, arrays, kinds, windows)
+        partners = _partners(pictures, arrays, kinds, windows, renamed)
         for name, spec in arrays.items():
             if spec.mask_of is not None and spec.mask_of in partners:
                 partners[name] = mask_name(partners[spec.mask_of])
@@ -123,6 +124,7 @@ def _partners(
     arrays: Mapping[str, ArraySpec],
     kinds: Mapping[str, str | None],
     windows: Mapping[str, ClipWindow],
+    renamed: Mapping[str, str],
 ) -> dict[str, str]:
     """The features of stereo pairs by their partners. Raises `ClipError` for half a pair."""
     partners = dict[str, str]()
@@ -139,12 +141,15 @@ def _partners(
         partners |= {left: right, right: left}
     if not partners:
         return {}
+    # A feature that keeps its stored name names an image as it is stored.
+    stored_images = [old for old, new in renamed.items() if new in partners]
     for name in arrays:
         spec, kind = arrays[name], kinds.get(name)
+        images = partners if name in renamed.values() else (*partners, *stored_images)
         is_alone = name in pictures and name not in partners
         is_alone = is_alone and not is_camera_image(name, spec, kind)
         is_of_side = kind == "intrinsics" or is_distortion(name, spec, kind)
-        is_of_side = is_of_side and any(name.startswith(f"{image}_") for image in partners)
+        is_of_side = is_of_side and any(name.startswith(f"{image}_") for image in images)
         if is_alone or is_of_side:
             raise ClipError(
                 "camera: a flip exchanges the cameras of a stereo pair, and this feature has no "

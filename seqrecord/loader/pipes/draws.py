@@ -332,7 +332,7 @@ class AugmentationSampler(NoDraws):
             )
         self._images = images
         self._centered = [_centered_image(crops, images) for crops in self.crops]
-        self.flips = _world_flips(self.crops, arrays, kinds, images, dataset.url)
+        self.flips = _world_flips(self.crops, arrays, kinds, images, dataset)
         _warn_of_lenses(known_columns, camera, arrays, dataset.url)
 
     @property
@@ -443,12 +443,12 @@ def _world_flips(
     arrays: Mapping[str, ArraySpec],
     kinds: Mapping[str, str | None],
     images: CameraColumns | None,
-    url: str,
+    dataset: Dataset,
 ) -> WorldFlips:
     """The features that flips change with the world; without `images`, a warning of pairs."""
     if images is not None:
-        return WorldFlips.of(crops, arrays, kinds, images.windows)
-    warn_of_pairs(crops, url)
+        return WorldFlips.of(crops, arrays, kinds, images.windows, dataset.contents.names)
+    warn_of_pairs(crops, dataset.url)
     return WorldFlips()
 
 
