@@ -533,6 +533,18 @@ def test_whole_batches_alternate_if_shapes_differ(root: Root) -> None:
     assert not SeqRecordMix(only, **settings).single_source_batches
 
 
+@pytest.mark.parametrize("flag", [False, True])
+def test_flags_of_numpy(root: Root, flag: bool) -> None:
+    sources: dict[str, Any] = {"a": stream(root, "a"), "b": stream(root, "b")}
+    names = ("single_source_batches", "camera_padding_masks", "number_tasks")
+    found = [
+        next(iter(SeqRecordMix(sources, batch_size=4, **dict.fromkeys(names, given))))
+        for given in (flag, np.bool_(flag))
+    ]
+    assert digest(found[0]) == digest(found[1])
+    assert ("task_index" in found[0]) is flag
+
+
 def test_squeezed(root: Root) -> None:
     windows: dict[str, Any] = {"clip_len": None, "windows": {"image": [0, 1]}, "squeeze_time": True}
     sources = {name: stream(root, name, **windows) for name in ("a", "b", "talking")}

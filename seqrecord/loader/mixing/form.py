@@ -21,7 +21,7 @@ from seqrecord.loader.pipes.vectors import (
 )
 from seqrecord.loader.pipes.view import View
 from seqrecord.store.statistics.normalization import MODES, Normalization, WeightedChannels
-from seqrecord.store.units import check, raise_if
+from seqrecord.store.units import check_flag, raise_if
 
 _KINDS = (None, "action", "state", "imu")  # of features that are normalized unless named
 _ROBOT = "robot_type"  # the metadata entry
@@ -52,8 +52,7 @@ class MixForm:
             expected = " or ".join(map(repr, MODES))
             raise_if(is_wrong, "normalize of a mix takes stored statistics", expected, vector)
         for argument in ("camera_padding_masks", "number_tasks"):
-            flag = getattr(self, argument)
-            check(argument, flag, isinstance(flag, bool), "True or False")
+            object.__setattr__(self, argument, check_flag(argument, getattr(self, argument)))
         if isinstance(self.vectors, Vector):
             problem = "a Vector for all features has no pad_to"
             raise_if(self.vectors.pad_to is not None, problem, "a dict by feature", self.vectors)

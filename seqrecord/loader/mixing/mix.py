@@ -10,6 +10,7 @@ from itertools import chain
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -212,8 +213,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             one_of("first_exhausted", "all_exhausted")("stopping_strategy", stop)
         else:
             stop = check_integer("stopping_strategy", stop, least=1, most=_MOST_BATCHES)
-        is_right = isinstance(alternate, bool | None)
+        is_right = alternate is None or isinstance(alternate, (bool, np.bool_))
         check("single_source_batches", alternate, is_right, "True, False or None")
+        alternate = None if alternate is None else bool(alternate)
         problem = "repeat and choose determine the length of an epoch"
         expected = "no stopping_strategy; or weights"
         has_clips = repeat is not None or choose is not None
