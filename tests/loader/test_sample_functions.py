@@ -526,6 +526,21 @@ def test_sequences_have_columns_of_their_own(numbered: Dataset) -> None:
         make(numbered, ends, batch_size=2, order="sequences")
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(-(2**62), 2**62), (-(2**63), 2**63 - 1), (-1, 2**63 - 1), (-(2**63), 0), (-3, 2), (5, 6)],
+)
+@pytest.mark.parametrize("is_array", [False, True])
+def test_random_integers_of_any_range(low: int, high: int, *, is_array: bool) -> None:
+    rng, count, part = SampleRandom(seed=5, epoch=2), 400, (high - low) // 16
+    bounds = ([low] * count, [high] * count) if is_array else (low, high)
+    numbers = rng.integers(*bounds, size=count).tolist()
+    assert low <= min(numbers) <= low + part
+    assert high - 1 - part <= max(numbers) < high
+    assert low <= rng.integers(low, high) < high
+
+
 def test_random_numbers_of_functions() -> None:
     """Fixed values: they are equal on all platforms and with all versions of NumPy."""
     rng = SampleRandom(seed=5, epoch=2)

@@ -76,7 +76,12 @@ class SampleRandom:
 
 def between(share: npt.NDArray[np.float64], low: IntArray, high: IntArray) -> IntArray:
     """Integers in [low, high), from numbers in [0, 1)."""
-    numbers: IntArray = low + np.minimum((share * (high - low)).astype(np.int64), high - low - 1)
+    # Unsigned, which wraps around: a range may have more than 2 ** 63 integers.
+    with np.errstate(over="ignore"):
+        first = low.astype(np.uint64)
+        count = high.astype(np.uint64) - first
+        offset = np.minimum((share * count).astype(np.uint64), count - np.uint64(1))
+        numbers: IntArray = (first + offset).astype(np.int64)
     return numbers
 
 
