@@ -300,6 +300,27 @@ def test_weights(root: Root, options: dict[str, Any], sizes: dict[str, float]) -
         assert share >= Fraction(1, 1 << 16)
 
 
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [
+        ({"repeat": {"a": 2}}, np.int64),
+        ({"repeat": {"a": 3, "b": 2}}, np.uint8),
+        ({"weights": {"a": 200, "b": 0.5, "c": 100}}, np.uint8),
+        ({"weights": {"a": 1 << 62, "b": 1 << 62, "c": 1 << 61}}, np.int64),
+        ({"choose": {"a": 9, "b": 4}}, np.int16),
+    ],
+)
+def test_integers_of_numpy_are_exact(root: Root, options: dict[str, Any], dtype: Any) -> None:
+    ((argument, numbers),) = options.items()
+    given = {name: n if isinstance(n, float) else dtype(n) for name, n in numbers.items()}
+    expected, mix = (
+        sized(root, batch_size=4, **options),
+        sized(root, batch_size=4, **{argument: given}),
+    )
+    assert mix.shares == expected.shares
+    assert digests(mix) == digests(expected)
+
+
 def test_sizes_of_sources(root: Root) -> None:
     """Clips of the selected episodes; for a nested mix, its clips per epoch."""
     sources = streams(root, "bc") | {"a": stream(root, "a", episodes=[0, 1], stride=4)}

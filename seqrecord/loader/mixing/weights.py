@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from numbers import Rational, Real
+from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.sampling.shares import whole_shares
+from seqrecord.loader.sampling.shares import exact_fraction, whole_shares
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import MAX_INT, check, check_integer, is_probability, raise_if
 
@@ -279,7 +279,7 @@ def amount(name: str, value: Any) -> Fraction:
     """
     is_number = isinstance(value, Real) and not isinstance(value, (bool, np.timedelta64))
     check(name, value, is_number and 0 <= value < math.inf, "a number of at least 0")
-    return Fraction(value if isinstance(value, Rational) else str(value))
+    return exact_fraction(value)
 
 
 def excluded_sources(proportions: Iterable[Any]) -> set[str]:

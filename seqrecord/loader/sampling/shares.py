@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
 from numbers import Rational
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -133,6 +133,13 @@ class Shares:
         return sources.astype(np.uint16), window_start, window_end
 
 
+def exact_fraction(number: Any) -> Fraction:
+    """A number as a fraction of Python's integers; a float by its decimal representation."""
+    if isinstance(number, Rational):  # NumPy's integers too, which would overflow in a fraction
+        return Fraction(int(number.numerator), int(number.denominator))
+    return Fraction(str(number))
+
+
 def whole_shares(weights: Sequence[int | float | Fraction], most: int = MOST_SLOTS) -> list[int]:
     """Integers in the ratio of weights, of which one at least is above 0.
 
@@ -140,9 +147,7 @@ def whole_shares(weights: Sequence[int | float | Fraction], most: int = MOST_SLO
     each at least 1, unless its weight is 0, and at most one off. A float counts as its decimal
     representation.
     """
-    exact = [
-        Fraction(weight if isinstance(weight, Rational) else str(weight)) for weight in weights
-    ]
+    exact = [exact_fraction(weight) for weight in weights]
     shares = [weight / sum(exact) for weight in exact]
     denominator = lcm(*(share.denominator for share in shares))
     if denominator <= most:
