@@ -55,10 +55,12 @@ from seqrecord.samples import (
 from tests.kit.clip_data import (
     LENGTHS,
     all_names,
+    begun,
     minimum_memory,
     names,
     peak_of,
     possible_clips,
+    resumed,
 )
 from tests.kit.datasets import columns, write_dataset
 from tests.loader.clip_cases import Case
@@ -894,6 +896,33 @@ def test_functions_of_all_rows_have_a_limit() -> None:
             called([function], samples, 0, 0)
     found, _ = called([every(7), future_goal()], samples, 0, 0)
     assert (len(found), len(found.clips.count)) == (MOST_ROWS // 7 + 1, 1)
+
+
+@pytest.mark.parametrize(
+    "function", [inside, partial(repeat_by, power=-1)], ids=["inside", "repeat_by"]
+)
+def test_states_of_functions_of_renamed_features(tmp_path: Path, function: Any) -> None:
+    """A state has the stored name of the feature, or the entry of the metadata."""
+    rows = columns(a=[1 + i // 3 for i in range(24)], b=[1 + i // 5 for i in range(24)])
+    write_dataset(tmp_path, {"x": rows}, metadata={"x": {"task": "t"}})
+
+    def pipe(name: str, **rename: str) -> SeqRecordPipe:
+        options: dict[str, Any] = {"samples": function(name), "rename": rename}
+        return SeqRecordPipe(tmp_path, clip_len=2, batch_size=2, seed=1, **options)
+
+    running = begun(stored := pipe("a"), 2)
+    state = stored.state_dict()
+    rest = all_names(running)
+    for again in (pipe("number", a="number"), pipe("b", a="b", b="a")):
+        assert all_names(resumed(again, state)) == rest
+    for other in (pipe("b"), pipe("a", a="b", b="a")):
+        with pytest.raises(StateError, match="other settings: samples"):
+            other.load_state_dict(state)
+    if function is not inside:
+        of_metadata = begun(stored := pipe("task"), 2)
+        state = stored.state_dict()
+        rest = all_names(of_metadata)
+        assert all_names(resumed(pipe("task", a="task"), state)) == rest
 
 
 @pytest.mark.parametrize("rename", [None, {"id": "number"}])

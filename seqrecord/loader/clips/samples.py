@@ -86,6 +86,11 @@ class SampleEpisodes(Protocol):
     def metadata(self, name: str, episodes: IntArray) -> list[Any]:
         """A metadata entry of episodes."""
 
+    def stored_name(self, name: str, *, has_metadata: bool = False) -> str:
+        """Name of a feature in the record files; other names are unchanged, and so are those of
+        metadata entries with `has_metadata`.
+        """
+
     def values(
         self, feature: str, episode: IntArray, frame: IntArray, *, segments: bool = False
     ) -> npt.NDArray[Any]:

@@ -115,6 +115,16 @@ class SelectedEpisodes:
         index = self.dataset.contents.index
         return [index.episode_metadata(row).get(name) for row in episodes.tolist()]
 
+    def stored_name(self, name: str, *, has_metadata: bool = False) -> str:
+        """See `SampleEpisodes`."""
+        stored_name = self.dataset.contents.stored_name(name)
+        if stored_name == name or name not in self.dataset.features:
+            return name
+        is_metadata = has_metadata and any(
+            value is not None for value in self.metadata(name, self.selected)
+        )
+        return name if is_metadata else stored_name
+
     def values(
         self, feature: str, episode: IntArray, frame: IntArray, *, segments: bool = False
     ) -> npt.NDArray[Any]:

@@ -260,11 +260,13 @@ class SampleEpochs:
 
     def digest(self, epoch: int) -> Any:
         """The samples of an epoch as JSON: names and arguments of built-in functions; for a table,
-        or with users' functions, a hash of all rows and columns.
+        or with users' functions, a hash of all rows and columns. Features have their stored names.
         """
         names = [
-            repr(one) if isinstance(one, BuiltIn) and one.is_implicit else "function"
-            for one in self.functions
+            function.describe(self.base.episodes)
+            if isinstance(function, BuiltIn) and function.is_implicit
+            else "function"
+            for function in self.functions
         ]
         is_listed = self.base.listed is not None or bool(self.base.columns)
         epoch = epoch if "function" in names else -1

@@ -244,7 +244,13 @@ def repeat_by(name: str, *, power: float = 1.0) -> BuiltIn:
     """
     name = _checked_name("repeat_by", "name", name)
     power = float(check("power of repeat_by", power, is_number(power), "a number"))
-    return BuiltIn("repeat_by", {"name": name, "power": power}, _repeat_by, reads_columns=True)
+    arguments = {"name": name, "power": power}
+    return BuiltIn(
+        *("repeat_by", arguments, _repeat_by),
+        reads_columns=True,
+        feature="name",
+        has_metadata=True,
+    )
 
 
 def _repeat_by(
@@ -303,7 +309,8 @@ def inside(feature: str) -> BuiltIn:
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=one_note, batch_size=2)
     """
     feature = _checked_name("inside", "feature", feature)
-    return BuiltIn("inside", {"feature": feature}, _inside, reads_columns=True)
+    arguments = {"feature": feature}
+    return BuiltIn("inside", arguments, _inside, reads_columns=True, feature="feature")
 
 
 def _inside(samples: Samples, _epoch: int, _rng: SampleRandom, feature: str) -> Samples:

@@ -7,14 +7,14 @@ made from it. Every process calls it once per epoch, so it must be a pure functi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.clips.samples import Samples
+from seqrecord.loader.clips.samples import SampleEpisodes, Samples
 from seqrecord.loader.sampling.random_order import Purpose, key_of, permutation, uniform
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.text import repr_of
@@ -102,6 +102,8 @@ class BuiltIn:
         adds_columns: it leaves the rows unchanged.
         reads_columns: its choice of rows depends on columns.
         is_random: epochs may differ.
+        feature: argument that names a feature, if there is one.
+        has_metadata: the argument prefers an entry of the episodes' metadata.
     """
 
     name: str
@@ -110,6 +112,8 @@ class BuiltIn:
     adds_columns: bool = False
     reads_columns: bool = False
     is_random: bool = False
+    feature: str | None = None
+    has_metadata: bool = False
 
     def __call__(self, samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
         return self.function(samples, epoch, rng, **self.arguments)
@@ -117,6 +121,14 @@ class BuiltIn:
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         return f"{self.name}({arguments})"
+
+    def describe(self, episodes: SampleEpisodes) -> str:
+        """Its name and arguments, with the stored name of a feature: `rename` changes no order."""
+        arguments = dict(self.arguments)
+        if self.feature is not None:
+            name = arguments[self.feature]
+            arguments[self.feature] = episodes.stored_name(name, has_metadata=self.has_metadata)
+        return repr(replace(self, arguments=arguments))
 
     @property
     def is_implicit(self) -> bool:
