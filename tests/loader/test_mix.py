@@ -558,9 +558,10 @@ def test_whole_batches_alternate_if_shapes_differ(root: Root) -> None:
 def test_flags_of_numpy(root: Root, flag: bool) -> None:
     sources: dict[str, Any] = {"a": stream(root, "a"), "b": stream(root, "b")}
     names = ("single_source_batches", "camera_padding_masks", "number_tasks")
+    flags: list[Any] = [flag, np.bool_(flag)]
     found = [
         next(iter(SeqRecordMix(sources, batch_size=4, **dict.fromkeys(names, given))))
-        for given in (flag, np.bool_(flag))
+        for given in flags
     ]
     assert digest(found[0]) == digest(found[1])
     assert ("task_index" in found[0]) is flag

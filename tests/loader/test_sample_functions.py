@@ -536,8 +536,8 @@ def test_sequences_have_columns_of_their_own(numbered: Dataset) -> None:
 @pytest.mark.parametrize("is_array", [False, True])
 def test_random_integers_of_any_range(low: int, high: int, *, is_array: bool) -> None:
     rng, count, part = SampleRandom(seed=5, epoch=2), 400, (high - low) // 16
-    bounds = ([low] * count, [high] * count) if is_array else (low, high)
-    numbers = rng.integers(*bounds, size=count).tolist()
+    bounds: Any = ([low] * count, [high] * count) if is_array else (low, high)
+    numbers = rng.integers(bounds[0], bounds[1], size=count).tolist()
     assert low <= min(numbers) <= low + part
     assert high - 1 - part <= max(numbers) < high
     assert low <= rng.integers(low, high) < high
