@@ -40,7 +40,8 @@ def annealed(epoch: int) -> dict[str, float]:
 
 
 STEPS: dict[int, Any] = {0: {"old": 1, "new": 0}, 2: {"old": 1, "new": 3}, 3: "equal"}
-WEIGHTS: dict[str, Any] = {"steps": STEPS, "function": annealed}
+OF_NUMPY = {np.int64(epoch): weights for epoch, weights in STEPS.items()}
+WEIGHTS: dict[str, Any] = {"steps": STEPS, "steps of NumPy": OF_NUMPY, "function": annealed}
 
 
 def make(path: Path, weights: Any, **options: Any) -> SeqRecordMix:

@@ -18,7 +18,14 @@ import numpy as np
 from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.shares import exact_fraction, whole_shares
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import MAX_INT, check, check_integer, is_probability, raise_if
+from seqrecord.store.units import (
+    MAX_INT,
+    check,
+    check_integer,
+    is_integer,
+    is_probability,
+    raise_if,
+)
 
 EpochWeights: TypeAlias = "Mapping[str, float | Fraction] | Literal['clips', 'frames', 'equal']"
 """The weights of a mix in an epoch."""
@@ -212,12 +219,13 @@ def by_epoch(weights: Any) -> tuple[Callable[[int], Any], tuple[int, ...] | None
     """
     if callable(weights):
         return weights, None
-    if not isinstance(weights, Mapping) or not any(type(key) is int for key in weights):
+    if not isinstance(weights, Mapping) or not any(map(is_integer, weights)):
         weights = {0: weights}
-    is_right = all(type(key) is int and key >= 0 for key in weights) and 0 in weights
+    is_right = all(is_integer(key) and key >= 0 for key in weights) and 0 in weights
     check("weights", weights, is_right, "weights from epochs on, {0: …, 10: …}, beginning with 0")
+    weights = {int(epoch): value for epoch, value in weights.items()}
     starts = sorted(weights)
-    return partial(_from_epochs, starts, dict(weights)), tuple(starts)
+    return partial(_from_epochs, starts, weights), tuple(starts)
 
 
 def _from_epochs(starts: Sequence[int], weights: Mapping[int, Any], epoch: int) -> Any:
