@@ -408,6 +408,8 @@ WRONG: list[tuple[Any, str]] = [
     (lambda samples, _, rng: rng.integers([0, 0], 3, size=5), "integers has no range"),
     (lambda samples, _, rng: rng.integers([0, 0], 3, size=1), "integers has no range"),
     (lambda samples, _, rng: rng.integers("three"), "integers has no range"),
+    (lambda samples, _, rng: rng.integers(0.5, 3), "integers has no range"),
+    (lambda samples, _, rng: rng.integers([0, 0], [2, np.nan]), "integers has no range"),
     (lambda samples, _, rng: rng.random("3"), "size is not an integer"),
     (lambda samples, _, rng: rng.permutation(-1), "length is too small"),
     (where(lambda samples: None), "filter has no flag"),

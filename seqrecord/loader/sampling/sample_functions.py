@@ -54,7 +54,7 @@ class SampleRandom:
         low, high = (0, low) if high is None else (low, high)
         sizes = () if size is None else (check_integer("size", size, least=0),)
         try:
-            low, high = np.broadcast_arrays(np.asarray(low, np.int64), np.asarray(high, np.int64))
+            low, high = np.broadcast_arrays(_whole_numbers(low), _whole_numbers(high))
             shape = np.broadcast_shapes(low.shape, sizes)
             if sizes and shape != sizes:
                 raise ValueError(f"arrays of shape {[*low.shape]}, and size {size}")
@@ -72,6 +72,16 @@ class SampleRandom:
         """The numbers from 0 to `length - 1` in random order, int64 [length]."""
         length = check_integer("length", length, least=0)
         return permutation(self.key(), length)
+
+
+def _whole_numbers(values: Any) -> IntArray:
+    """The values as int64. Raises `ValueError` for numbers with a fraction."""
+    array = np.asarray(values)
+    with np.errstate(invalid="ignore"):
+        integers = array.astype(np.int64)
+    if (integers != array).any():
+        raise ValueError(f"{array[integers != array].ravel()[0]}")
+    return integers
 
 
 def between(share: npt.NDArray[np.float64], low: IntArray, high: IntArray) -> IntArray:
