@@ -91,7 +91,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m development.mutation", description=__doc__)
     add = parser.add_argument
     add("--rooms", default=ROOMS, help="folders below seqrecord/, with commas between them")
-    add("--count", type=int, default=100, help="mutants in each room")
+    add("--count", type=int, default=60, help="mutants in each room")
     add("--seed", type=int, default=0, help="seed of the draw")
     add("--cap", type=int, default=100, help="maximum number of tests per mutant")
     add("--limit", type=float, default=60, help="seconds added to 6 times the duration of tests")
