@@ -432,6 +432,23 @@ def test_intrinsics_of_resized_partners_of_other_sizes(tmp_path: Path) -> None:
     assert len(shown) == 4
 
 
+def test_unlike_partners_are_refused(tmp_path: Path) -> None:
+    sizes = {"image_left": (12, 20), "image_right": (8, 16)}
+    frame = {name: np.zeros((*size, 3), np.uint8) for name, size in sizes.items()}
+    camera = {"fx": 10.0, "fy": 10.0, "cx": 7.5, "cy": 4.5}
+    write_dataset(tmp_path / "records", {"a": [frame] * 6}, metadata={"a": {"camera": camera}})
+    steps = {name: HorizontalFlip(0.5) for name in sizes}
+    resized = {"resize": dict.fromkeys(sizes, (4, 4))}
+    windows = {"image_left": [0, 1], "image_right": [0, 2]}
+    for options, got in (
+        ({}, "uint8 [12, 20, 3]"),
+        ({"windows": windows, **resized}, "a window of other frames"),
+    ):
+        with pytest.raises(ClipError, match="and these differ") as caught:
+            batches(tmp_path / "records", steps, IMAGES, **options)
+        assert caught.value.got == got
+
+
 def test_masks_of_partners_are_exchanged(tmp_path: Path) -> None:
     """Padded images of several sizes."""
     sizes = {"image_left": (6, 10), "image_right": (4, 8)}

@@ -131,12 +131,13 @@ def _partners(
     for left in pictures:
         if (right := partner_of(left, pictures)) is None:
             continue
-        if arrays[left] != arrays[right] or windows[left].key != windows[right].key:
+        has_same_frames = windows[left].key == windows[right].key
+        if arrays[left] != arrays[right] or not has_same_frames:
             raise ClipError(
                 "camera: a flip exchanges the features of a stereo pair, and these differ",
                 feature=left,
                 expected=f"dtype, shape and window of {right}: {arrays[right]}",
-                got=str(arrays[left]),
+                got=str(arrays[left]) if has_same_frames else "a window of other frames",
             )
         partners |= {left: right, right: left}
     if not partners:
