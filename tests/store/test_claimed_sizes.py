@@ -138,6 +138,9 @@ def test_an_index_may_have_chunks_that_no_record_file_has(
     chunks["first_frame"] = np.cumsum(lengths) - lengths
     files = np.zeros(len(lengths), np.int64)
     _, rows, gaps = absent_chunks(files, chunks, schema.group(1), np.arange(1, len(schema)))
+    ends = np.cumsum(rows["num_frames"], dtype=np.int64)
+    assert ends[-1] == sum(lengths)
+    assert rows["first_frame"].tolist() == [0, *ends[:-1].tolist()]
 
     max_file_size = chunks.nbytes + sum(-(-n // 64) * 64 for n in lengths)
     most = most_table_bytes(schema, 1, sum(lengths), max_file_size)

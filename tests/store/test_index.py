@@ -361,6 +361,19 @@ def test_an_episode_with_a_missing_chunk_of_one_group_is_skipped() -> None:
         assert keys_of({**parts, "c": whole}) == ["b"]
 
 
+def test_an_index_has_the_files_that_discard_its_episodes() -> None:
+    """From its own files it is rebuilt without them."""
+    flushed: Chunks = [(0, 0, 9), (1, 0, 9)]
+    later: Chunks = [(0, 9, 3)]
+    lost, other = part_of("b", 9, "4", 1), part_of("c", 9, "5", 2)
+    files = {"x": footer("2", (part_of("a", 9), flushed, True), (lost, flushed, True))}
+    files["y"] = footer("3", (replace(lost, is_discarded=True), later, False))
+    files["z"] = footer("6", (replace(other, is_discarded=True), later, False))
+    built = build_index(files)
+    assert built.files == ("x", "y")
+    assert keys_of({path: files[path] for path in built.files}) == ["a"]
+
+
 @pytest.mark.parametrize("is_regular", [True, False])
 def test_an_episode_has_the_rate_of_its_longest_complete_part(is_regular: bool) -> None:
     """Timestamps contradict the fps in the other one, which lacks a chunk."""

@@ -566,16 +566,19 @@ def test_unusable_timestamps() -> None:
 def _bounds(path: Path) -> list[list[int]]:
     time_spans = seqrecord.open(path).contents.index.time_spans
     assert time_spans is not None
-    return [bound.tolist() for bound in time_spans.frames_within(np.arange(3), 0, 0.55)]
+    bounds, of_second = (time_spans.frames_within(np.arange(3), i, 0.55) for i in range(2))
+    assert all(map(np.array_equal, bounds, of_second))
+    return [bound.tolist() for bound in bounds]
 
 
 def test_the_index_stores_time_spans(tmp_path: Path) -> None:
-    """After a flush, with several record files, rebuilt, and merged."""
-    features = {"t": {"kind": "timestamp", "unit": "s"}}
+    """After a flush, with several record files, rebuilt, and merged; also of two equal clocks."""
+    features = {name: {"kind": "timestamp", "unit": "s"} for name in ("t", "u")}
     path = tmp_path / "records"
     episodes = {
-        f"{number}": columns(t=np.arange(length) / (10 * (number + 1)), a=np.arange(length))
+        f"{number}": columns(t=times, u=times, a=np.arange(len(times)))
         for number, length in enumerate((30, 1, 700))
+        for times in [np.arange(length) / (10 * (number + 1))]
     }
     options: dict[str, Any] = {"features": features, "chunk_frames": 50, "max_file_size": 2000}
     write_dataset(path, episodes, flush_at=[300], **options)
