@@ -144,6 +144,21 @@ def test_other_values_of_a_feature_are_no_match(source: Path) -> None:
     assert matches(images, source) == WHOLE
 
 
+def test_other_values_in_shorter_chunks_are_no_match(tmp_path: Path) -> None:
+    """Each is within a chunk of the identity, like the chunk of a trimmed copy."""
+    path = tmp_path / "source"
+    write_dataset(path, {"e": frames(14)}, chunk_frames=7)
+    version = edit.list_versions(path)[0].id
+    edit.add_feature(path, "step", lambda episode: [np.int32(7)] * len(episode), overwrite=True)
+    stored = identities(path)
+    assert [chunks for group in stored["e"]["groups"] for chunks in group["chunks"]] == [
+        [7, 2],
+        [14, 1],
+    ]
+    edit.restore_version(path, version)
+    assert matches(stored, path) == {"e": "feature step has changed"}
+
+
 def test_gaps_are_part_of_an_identity(tmp_path: Path) -> None:
     rows = [1, None, 3, 4, None, 6]
     write_dataset(tmp_path / "a", {"e": columns(y=range(6), x=rows)})
