@@ -354,6 +354,7 @@ def test_data_that_lerobot_cannot_store_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"z": np.complex64(1)}, {"z": np.complex64(2)}, "real numbers"),
         ({"b": b"one"}, {"b": b"two"}, "bytes and varying shapes"),
+        ({"x": np.zeros((1,) * 6)}, {"x": np.ones((1,) * 6)}, "at most 5 dimensions"),
         ({"index": np.int64(0)}, {"index": np.int64(1)}, "LeRobot reserves"),
         ({"task": np.int64(0)}, {"task": np.int64(1)}, "task has texts; rename.*task=NAME"),
     ]

@@ -231,7 +231,7 @@ def _column(name: str, spec: FeatureSpec) -> LeRobotColumn:
     for dtype, channel, fits in _PICTURES:
         if fits(spec):
             return LeRobotColumn(name, spec, dtype, (*shape, *channel))
-    if spec.dtype.kind == "c" or len(shape) > _MOST_DIMENSIONS or 0 in shape:
+    if spec.dtype.kind == "c" or len(shape) > _MOST_DIMENSIONS:
         raise _export_error(
             spec, f"LeRobot supports real numbers, with at most {_MOST_DIMENSIONS} dimensions"
         )
