@@ -539,6 +539,8 @@ def test_rows_have_dilations_and_directions(numbered: Dataset) -> None:
     assert dataset[0]["id"][:, 1].tolist() == [30, 27, 24, 21]
     with pytest.raises(ClipError, match=r"samples has.*no dilation"):
         make(numbered, table, dilation=2)
+    with pytest.raises(ClipError, match=r"dilation is that of clip_len"):
+        make(numbered, table, clip_len=None, windows={"id": [0]})
     for function in (dilate(1, 2), reverse(1)):
         with pytest.raises(ClipError, match=f"samples has.*no {function.name}"):
             make(numbered, [table, function], clip_len=4)
