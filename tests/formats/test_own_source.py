@@ -62,6 +62,20 @@ def test_episodes_are_split_at_gaps(tmp_path: Path, kind: type[Recording]) -> No
         assert (again.written, len(again.skipped)) == ((), 6)
 
 
+def test_blocks_have_the_time_spans_of_their_frames(tmp_path: Path) -> None:
+    stored = []
+    for block in (1, 2, 100):
+        path = tmp_path / f"{block}"
+        convert(Recording(block=block), path, workers=1)
+        with seqrecord.open(path) as dataset:
+            time_spans = dataset.contents.index.time_spans
+            assert time_spans is not None
+            bounds = time_spans.frames_within(np.arange(len(TIMES)), 0, 150)
+            stored.append([column.tolist() for column in bounds])
+    assert stored == [stored[0]] * 3
+    assert stored[0][0][1] == 1  # of `b`, with a frame every 100 ms
+
+
 def test_worker_processes_split_at_gaps(tmp_path: Path) -> None:
     convert(Recording(), tmp_path / "r", split_at_gaps=0.5, workers=2, max_file_size=1000)
     _check(tmp_path / "r")
