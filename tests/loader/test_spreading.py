@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from benchmarks.tartanair import default_mixing
 from seqrecord import ClipSpec
 from seqrecord.loader.sampling.bounds import ClipStats
+from seqrecord.loader.sampling.passes import copies, in_step, passes
 from seqrecord.loader.sampling.runs import Cuts, Runs, Window
 from seqrecord.loader.sampling.spreading import Spreading, spread_runs
-from tests.loader.clip_cases import Case, cases, grid_of, layout_of
+from seqrecord.store.clips.grids import ragged_arange
+from tests.loader.clip_cases import Case, cases, grid_of, layout_of, listed_clips
 from tests.loader.plan_cases import rows
 
 
@@ -86,6 +88,24 @@ def test_shares_begin_with_runs(counts: list[int], num_shards: int, num_shares: 
         assert (shares[-number:] > 0).all()
         if end > begin:
             assert number == min(num_shares, len(inside) + 1)
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_shards_of_copies_are_in_an_even_order(number: int) -> None:
+    """The clips of the first shards differ from their share by at most a shard's difference."""
+    rng = np.random.default_rng(number)
+    count, sizes = int(rng.integers(2, 9)), rng.integers(1, 9, rng.integers(16, 30))
+    episode, start = ragged_arange(sizes)
+    times = rng.integers(1, 4, len(sizes))[episode]
+    runs = passes(Runs.of(listed_clips(ClipSpec(1), len(sizes), episode, start, times)))
+    lengths = np.bincount(runs.run, runs.count).astype(np.int64)
+    ordered, begins = in_step(runs, copies(runs), lengths, number, count, 1)
+    assert begins is not None
+    differences = np.diff([*begins[:, 0], times.sum()]) - times.sum() / count
+    excess = np.cumsum(differences)
+    assert ordered.num_clips == times.sum()
+    assert differences.min() - 1e-9 <= excess.min()
+    assert excess.max() <= differences.max() + 1e-9
 
 
 def test_uneven_episodes_count_by_their_frames() -> None:
