@@ -210,6 +210,18 @@ def test_frames_are_mapped(tmp_path: Path, other_process: Callable[..., Any]) ->
     assert plain_bytes - warm_bytes > 0.8 * 2 * 80 * FRAMES * WIDE * WIDE * 3
 
 
+def test_mapped_rows_are_counted_once(tmp_path: Path) -> None:
+    """Also in memory that later frames take again."""
+    path, cache = write(tmp_path / "records", 30, WIDE), FrameCache(tmp_path / "cache", "1GiB")
+    pipe = SeqRecordPipe(path, clip_len=1, batch_size=3, memory_limit="2MiB", frame_cache=cache)
+    for is_warm in (False, True, True):
+        list(pipe)
+        stats = pipe.stats()
+        assert (stats["frames_mapped"] > 0) == is_warm
+        assert 0 < stats["private_bytes"] <= stats["planned_bytes"]
+        assert (stats["private_bytes"] < stats["planned_bytes"]) == is_warm
+
+
 @pytest.mark.parametrize("memory_limit", ["2MiB", "64MiB"])
 def test_partial_and_damaged_files_are_mapped(memory_limit: str, tmp_path: Path) -> None:
     """Beside frames that are decoded, in the same batch; also for functions and crops."""
