@@ -188,6 +188,20 @@ def test_a_nested_mix_that_has_grown_is_refused(paths: dict[str, Path]) -> None:
         nested().load_state_dict(state)
 
 
+@pytest.mark.parametrize("epochs", [(-1,), (1,), (0, 0), (0, 3, 2), (0, 3, 3)])
+def test_epochs_that_no_mix_has_saved_are_refused(
+    paths: dict[str, Path], epochs: tuple[int, ...]
+) -> None:
+    mix = make(paths)
+    state = saved(mix)
+    append(paths["new"], 4, 2)
+    state = saved(_after(make(paths), state, 1))
+    (_, *first), *_ = state["shared_arguments"]["eras"]
+    state["shared_arguments"]["eras"] = [[epoch, *first] for epoch in epochs]
+    with pytest.raises(StateError, match="eras that no mix has saved"):
+        make(paths).load_state_dict(state)
+
+
 def test_a_changed_source_is_refused(paths: dict[str, Path]) -> None:
     options: dict[str, Any] = {"weights": {"old": 1, "new": 1}}
     state = saved(make(paths, **options))
