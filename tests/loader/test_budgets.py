@@ -199,6 +199,21 @@ def test_small_memory_joins_rounds(records: Path) -> None:
     assert len(pipe) <= 27
 
 
+def test_joined_rounds_of_distant_frames_fit_into_memory(records: Path) -> None:
+    """Cursors keep every third frame."""
+    for limit in (3600, 4200, 5000, 6000, 8000):
+        pipe = SeqRecordPipe(
+            records,
+            clip_len=3,
+            stride=3,
+            dilation=3,
+            batch_size=Budget(40, lambda columns: 1 + columns["start"] % 7, padded=True),
+            memory_limit=limit,
+        )
+        assert sum(len(batch["start"]) for batch in pipe) == pipe.num_clips
+        assert pipe.stats()["planned_bytes"] <= limit
+
+
 def test_the_longest_window_is_the_cost_of_a_clip(records: Path) -> None:
     pipe = SeqRecordPipe(records, windows={"x": [-1, 0, 1, 2]}, pad="edge", batch_size=Budget(18))
     assert next(iter(pipe))["x"].shape == (4, 4)
