@@ -36,7 +36,7 @@ from tests.kit.clip_data import (
     possible_clips,
     write_numbered,
 )
-from tests.kit.datasets import written_once
+from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.processes import run_code, run_python
 from tests.loader.clip_cases import Case, cases
 
@@ -556,3 +556,16 @@ def test_copies_of_one_listed_frame_are_decoded_together(tmp_path: Path) -> None
         pipe.set_epoch(epoch)
         for batch in pipe:
             assert batch["image"][..., 0, 0, 0].tolist() == batch["frames"].tolist()
+
+
+def test_compressed_chunks_are_read_once(tmp_path: Path) -> None:
+    """Cursors begin between them: frames of a compressed page are not read alone."""
+    rows = np.tile(np.arange(256), (240, 1))
+    write_dataset(
+        tmp_path, {f"e{i}": columns(x=rows + i) for i in range(6)}, codecs="fast", chunk_frames=40
+    )
+    pipe = SeqRecordPipe(tmp_path, clip_len=4, batch_size=32, memory_limit="2.2MiB")
+    assert sum(len(batch["start"]) for batch in pipe) == 6 * (240 - 3)
+    assert not pipe.stats()["features_resident"]
+    [table] = pipe.dataset.contents.index.groups
+    assert pipe.stats()["bytes_read"] <= 1.1 * table.page_length.sum()
