@@ -1,19 +1,22 @@
-"""How well default settings mix batches: `python -m benchmarks.tartanair.default_mixing`.
+"""How well default settings mix batches: `python -m benchmarks.tartanair.default_mixing [--write]`.
 
 For small frames and TartanAir's features, by batch size, in one shard and in eight: episodes per
 batch and clips of its batch that a clip overlaps, compared with a full shuffle of the shard's
-clips; frames loaded over distinct frames; memory. Computes with integers only; reads no data.
+clips; frames loaded over distinct frames; memory. `--write` writes the table into ORDER.md, which a
+test compares. Computes with integers only; reads no data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
-from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality
+from benchmarks.prose import write as write_block
+from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, PAGE, batch_quality
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.memory import FrameSizes, MemoryRequest, usual_limit
@@ -21,7 +24,7 @@ from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.clips.grids import ChunkGrid
 from seqrecord.store.clips.tables import ClipSpec, EpisodeLayout, enumerate_clips
 
-__all__ = ["CASES", "Case", "Mixing", "measured"]
+__all__ = ["CASES", "Case", "Mixing", "measured", "table"]
 
 SPAN = 16
 PIXELS = 480 * 640
@@ -148,22 +151,33 @@ def _grids(case: Case) -> Iterator[ChunkGrid]:
         yield grid if case.pieces is None else grid.in_pieces(lengths, case.pieces)
 
 
-def main() -> None:
-    print(
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write ORDER.md")
+    options = parser.parse_args(arguments)
+    block = "\n".join(table()) + "\n"
+    print(block)
+    if options.write:
+        write_block(PAGE, "defaults", block)
+
+
+def table() -> Iterator[str]:
+    """Every case, number of shards and batch size."""
+    yield (
         "| frames | shards | batch | chosen | episodes per batch | … of a full shuffle "
         "| … of the whole dataset's shuffle | overlapping neighbours | … of a full shuffle "
         "| read / distinct | GiB | good |\n"
         "|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
     for case, num_shards, batch_size in _all():
-        found = measured(case, batch_size, num_shards, epochs=3)
-        chosen = found.settings
-        print(
+        mixing = measured(case, batch_size, num_shards, epochs=3)
+        chosen = mixing.settings
+        yield (
             f"| {case.name} | {num_shards} | {batch_size} | {chosen.num_cursors} cursors, "
-            f"blocks of {chosen.block_frames} | {found.episodes:.2f} | {found.full_episodes:.2f} "
-            f"| {found.all_episodes:.2f} "
-            f"| {found.neighbours:.2f} | {found.full_neighbours:.2f} | {found.reading:.3f} "
-            f"| {found.nbytes / 2**30:.2f} | {'yes' if found.is_good(num_shards) else 'no'} |"
+            f"blocks of {chosen.block_frames} | {mixing.episodes:.2f} | {mixing.full_episodes:.2f} "
+            f"| {mixing.all_episodes:.2f} "
+            f"| {mixing.neighbours:.2f} | {mixing.full_neighbours:.2f} | {mixing.reading:.3f} "
+            f"| {mixing.nbytes / 2**30:.2f} | {'yes' if mixing.is_good(num_shards) else 'no'} |"
         )
 
 

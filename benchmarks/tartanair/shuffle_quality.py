@@ -1,22 +1,22 @@
-"""Measure how well a plan shuffles: `python -m benchmarks.tartanair.shuffle_quality`.
+"""How well a plan shuffles: `python -m benchmarks.tartanair.shuffle_quality [--write]`.
 
-Prints two Markdown tables. The first covers abandonedfactory's ten episodes: plans over a grid of
+Prints three Markdown tables. The first covers abandonedfactory's ten episodes: plans over a grid of
 cursors, blocks and run lengths, plans with default settings, and for comparison sequential reading,
-a 100-clip buffer over sequential reading, and a full permutation. The second shows default settings
-by number of shards. `--many` prints a table of a million episodes in thousands of shards instead,
-with the seconds to compute settings and a plan. Computes with integers only; reads no data.
+a 100-clip buffer over sequential reading, and a full permutation. The second has default settings
+by number of shards, the third those of a million episodes in thousands of shards. `--write` writes
+them into ORDER.md, which a test compares. Computes with integers only; reads no data.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.prose import write as write_block
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.memory import AHEAD, FrameSizes, MemoryRequest
@@ -26,6 +26,8 @@ from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, enu
 
 __all__ = [
     "ABANDONEDFACTORY",
+    "PAGE",
+    "TABLES",
     "Measured",
     "Quality",
     "batch_quality",
@@ -34,19 +36,27 @@ __all__ = [
     "episode_table",
     "measure",
     "memory_request",
+    "orders",
+    "shards",
 ]
+
+PAGE = "benchmarks/tartanair/ORDER.md"
 
 IntArray = npt.NDArray[np.int64]
 
 ABANDONEDFACTORY = (2176, 434, 927, 1357, 1077, 731, 1656, 339, 3717, 3084)
+SPAN, BATCH, CHUNK = 16, 32, 8  # frames of a clip, clips of a batch, frames of a chunk
+SPEC = ClipSpec(SPAN)
+FRAMES = 1000  # that fit into memory
+EPOCHS, SAMPLED = 5, 32  # epochs and shards that figures are means of, at most
 COPIES = 20  # of abandonedfactory in the larger dataset: 309,960 frames
 MANY = 1_000_000  # episodes of 20 to 180 frames
 ROOM = 600_000  # frames of 32x32 pixels that fit into the default memory_limit
-HEADER = """\
+_HEADER = """\
 | order | resident frames | read / distinct | episodes per batch \
 | overlapping neighbours per clip | overlap with the batch before |
 |---|---|---|---|---|---|"""
-SPLITS_HEADER = """\
+_SPLITS_HEADER = """\
 | frames | shards | room for frames | chosen | resident frames | read / distinct \
 | episodes per batch | overlapping neighbours per clip | overlap with the batch before |
 |---|---|---|---|---|---|---|---|---|"""
@@ -147,27 +157,23 @@ def buffered(num_clips: int, buffer: int, seed: int) -> IntArray:
     return np.array(order, np.int64)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clip-len", type=int, default=16)
-    parser.add_argument("--stride", type=int, default=1)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--chunk-frames", type=int, default=8)
-    parser.add_argument("--max-frames", type=int, default=1000)
-    parser.add_argument("--epochs", type=int, default=5, help="epochs to average over")
-    parser.add_argument("--sampled", type=int, default=32, help="maximum shards to average over")
-    parser.add_argument("--many", action="store_true", help="a million episodes only")
-    args = parser.parse_args()
-    if args.many:
-        _print_many(args)
-        return
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write ORDER.md")
+    options = parser.parse_args(arguments)
+    for name, table in TABLES.items():
+        block = "\n".join(table()) + "\n"
+        print(block)
+        if options.write:
+            write_block(PAGE, name, block)
 
-    episodes = episode_table(ABANDONEDFACTORY, args.chunk_frames)
-    table = enumerate_clips(
-        ClipSpec(args.clip_len, args.stride), episodes, np.arange(len(episodes))
-    )
-    print(f"{table}; chunks of {args.chunk_frames} frames, {args.epochs} epochs\n\n{HEADER}")
-    sizes = np.full(-(-table.num_clips // args.batch_size), args.batch_size)
+
+def orders(epochs: int = EPOCHS) -> Iterator[str]:
+    """Orders and settings of abandonedfactory's episodes."""
+    episodes = episode_table(ABANDONEDFACTORY, CHUNK)
+    table = enumerate_clips(SPEC, episodes, np.arange(len(episodes)))
+    yield _HEADER
+    sizes = np.full(-(-table.num_clips // BATCH), BATCH)
     sizes[-1] = table.num_clips - sizes[:-1].sum()
     rng = np.random.default_rng(0)
     for name, positions in (
@@ -176,13 +182,11 @@ def main() -> None:
         ("full permutation", rng.permutation(table.num_clips)),
     ):
         clips = table.locate(positions)
-        quality = batch_quality(clips.episode, clips.start, sizes, table.spec.span)
-        _print_row(name, [quality])
-
-    for name, settings in _grid(table, episodes, args.batch_size, args.max_frames):
-        found = measure(table, episodes, settings, epochs=args.epochs)
-        _print_row(name, [found.quality], found.resident, found.reread)
-    _print_parts(args)
+        quality = batch_quality(clips.episode, clips.start, sizes, SPAN)
+        yield _row(name, quality)
+    for name, settings in _grid(table, episodes):
+        measured = measure(table, episodes, settings, epochs=epochs)
+        yield _row(name, measured.quality, measured.resident, measured.reread)
 
 
 @dataclass(frozen=True)
@@ -229,79 +233,68 @@ def measure(
     return Measured(_mean(figures), resident, read / share / distinct)
 
 
-def _print_parts(args: argparse.Namespace) -> None:
-    """Print the second table: default settings by number of shards."""
-    print(f"\n{SPLITS_HEADER}")
-    base = PlanSettings(seed=1, batch_size=args.batch_size)
-    for copies, num_shards, max_frames in (
-        (1, 1, args.max_frames),
+def shards(epochs: int = EPOCHS, sampled: int = SAMPLED) -> Iterator[str]:
+    """Default settings by number of shards."""
+    yield _SPLITS_HEADER
+    for copies, num_shards, room in (
+        (1, 1, FRAMES),
         (1, 1, ROOM),
-        (1, 8, args.max_frames),
-        (COPIES, 1, args.max_frames),
-        (COPIES, 8, args.max_frames),
-        (COPIES, 64, args.max_frames),
-        (COPIES, 256, args.max_frames),
+        (1, 8, FRAMES),
+        (COPIES, 1, FRAMES),
+        (COPIES, 8, FRAMES),
+        (COPIES, 64, FRAMES),
+        (COPIES, 256, FRAMES),
         (COPIES, 256, ROOM),
     ):
-        episodes = episode_table(ABANDONEDFACTORY * copies, args.chunk_frames)
-        spec = ClipSpec(args.clip_len, args.stride)
-        table = enumerate_clips(spec, episodes, np.arange(len(episodes)))
-        chosen = default_settings(
-            ClipStats.of(table, episodes),
-            base,
-            shuffle_buffer=None,
-            max_held=max_frames,
-            num_shards=num_shards,
-        )
-        found = measure(
-            table,
-            episodes,
-            chosen,
-            num_shards=num_shards,
-            some=min(num_shards, args.sampled),
-            epochs=args.epochs if copies * num_shards < COPIES else 1,
-        )
-        _print_shards_row(episodes, num_shards, max_frames, chosen, found)
+        averaged_epochs = epochs if copies * num_shards < COPIES else 1
+        lengths = np.array(ABANDONEDFACTORY * copies)
+        yield _shards_row(lengths, num_shards, room, sampled, averaged_epochs)
 
 
-def _print_shards_row(
-    episodes: EpisodeLayout, num_shards: int, room: int, chosen: PlanSettings, found: Measured
-) -> None:
-    quality = found.quality
-    print(
+def many_shards() -> Iterator[str]:
+    """Default settings of a million episodes in thousands of shards."""
+    yield _SPLITS_HEADER
+    lengths = np.random.default_rng(0).integers(20, 181, MANY)
+    for num_shards in (4096, 10_000):
+        yield _shards_row(lengths, num_shards, FRAMES, SAMPLED, 1, distinct=int(lengths.sum()))
+
+
+TABLES = {"orders": orders, "shards": shards, "many shards": many_shards}
+"""Blocks of ORDER.md."""
+
+
+def _shards_row(
+    lengths: IntArray,
+    num_shards: int,
+    room: int,
+    sampled: int,
+    epochs: int,
+    distinct: int | None = None,
+) -> str:
+    episodes = episode_table(lengths, CHUNK)
+    table = enumerate_clips(SPEC, episodes, np.arange(len(episodes)))
+    chosen = default_settings(
+        ClipStats.of(table, episodes),
+        PlanSettings(seed=1, batch_size=BATCH),
+        shuffle_buffer=None,
+        max_held=room,
+        num_shards=num_shards,
+    )
+    measured = measure(
+        table,
+        episodes,
+        chosen,
+        num_shards=num_shards,
+        some=min(num_shards, sampled),
+        epochs=epochs,
+        distinct=distinct,
+    )
+    quality = measured.quality
+    return (
         f"| {int(episodes.num_frames.sum()):,} | {num_shards:,} | {room:,} "
-        f"| {_described(chosen)} | {found.resident:,} | {found.reread:.3f} "
+        f"| {_described(chosen)} | {measured.resident:,} | {measured.reread:.3f} "
         f"| {quality.episodes:.1f} | {quality.neighbours:.2f} | {quality.carried:.2f} |"
     )
-
-
-def _print_many(args: argparse.Namespace) -> None:
-    """Print the table of a million episodes, and the seconds for settings and a plan."""
-    lengths = np.random.default_rng(0).integers(20, 181, MANY)
-    episodes = episode_table(lengths, args.chunk_frames)
-    spec = ClipSpec(args.clip_len, args.stride)
-    table = enumerate_clips(spec, episodes, np.arange(MANY))
-    seconds = []
-    print(SPLITS_HEADER)
-    for num_shards in (4096, 10_000):
-        begin = time.perf_counter()
-        chosen = default_settings(
-            ClipStats.of(table, episodes),
-            PlanSettings(seed=1, batch_size=args.batch_size),
-            shuffle_buffer=None,
-            max_held=args.max_frames,
-            num_shards=num_shards,
-        )
-        middle = time.perf_counter()
-        EpochPlan(table, episodes, chosen, shard=Shard(num_shards // 2, num_shards))
-        seconds.append((num_shards, middle - begin, time.perf_counter() - middle))
-        distinct = int(lengths.sum()) if spec.stride == 1 else None
-        found = measure(
-            table, episodes, chosen, num_shards=num_shards, some=args.sampled, distinct=distinct
-        )
-        _print_shards_row(episodes, num_shards, args.max_frames, chosen, found)
-    for num_shards, settings, plan in seconds:
-        print(f"{num_shards:,} shards: settings in {settings:.2f} s, a plan in {plan:.2f} s")
 
 
 def _mean(figures: list[Quality]) -> Quality:
@@ -309,10 +302,8 @@ def _mean(figures: list[Quality]) -> Quality:
     return Quality(*(float(np.mean([getattr(f, name) for f in figures])) for name in names))
 
 
-def _grid(
-    table: ClipTable, episodes: EpisodeLayout, batch_size: int, max_frames: int
-) -> Iterator[tuple[str, PlanSettings]]:
-    base = PlanSettings(seed=1, batch_size=batch_size)
+def _grid(table: ClipTable, episodes: EpisodeLayout) -> Iterator[tuple[str, PlanSettings]]:
+    base = PlanSettings(seed=1, batch_size=BATCH)
     for cursors, block, run in (
         (8, 8, 512),
         (8, 32, None),
@@ -333,7 +324,7 @@ def _grid(
         yield _described(settings), settings
     for buffer in (64, 256, 1000, None):
         chosen = default_settings(
-            ClipStats.of(table, episodes), base, shuffle_buffer=buffer, max_held=max_frames
+            ClipStats.of(table, episodes), base, shuffle_buffer=buffer, max_held=FRAMES
         )
         asked = "default" if buffer is None else f"default for shuffle_buffer {buffer}"
         name = f"{asked}: {_described(chosen)}"
@@ -359,13 +350,12 @@ def _measure(
     return batch_quality(episode, start, sizes[skip_batches:], table.spec.span), read
 
 
-def _print_row(
-    name: str, figures: list[Quality], resident: int | None = None, reread: float | None = None
-) -> None:
-    mean = _mean(figures)
-    print(
+def _row(
+    name: str, quality: Quality, resident: int | None = None, reread: float | None = None
+) -> str:
+    return (
         f"| {name} | {resident or ''} | {f'{reread:.3f}' if reread else ''} "
-        f"| {mean.episodes:.1f} | {mean.neighbours:.2f} | {mean.carried:.2f} |"
+        f"| {quality.episodes:.1f} | {quality.neighbours:.2f} | {quality.carried:.2f} |"
     )
 
 

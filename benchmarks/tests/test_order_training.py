@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.prose import replaced
 from benchmarks.tartanair import default_mixing, order_training, shuffle_quality
 from benchmarks.tartanair.default_mixing import CASES, PIXELS, Case, measured
 from benchmarks.tartanair.order_report import REFERENCE, Interval, Run, runs_of, table
 from benchmarks.tartanair.order_training import ORDERS, Setup, main, prepare
+from benchmarks.timing import ROOT
 from seqrecord import ClipSpec
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
@@ -162,18 +164,21 @@ def test_small_epochs_have_different_orders(lengths: tuple[int, ...]) -> None:
     assert np.mean(neighbours) < 0.5
 
 
-def test_command_prints_both_tables(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["shuffle_quality", "--epochs", "1", "--sampled", "2"])
-    shuffle_quality.main()
-    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    orders = [row for row in rows if row.count("|") == 7]
-    parts = [row for row in rows if row.count("|") == 10]
-    assert orders[1] == "|---|---|---|---|---|---|"
-    assert len(orders) == 2 + 3 + 18
-    assert len(parts) == 2 + 8
-    assert len(rows) == len(orders) + len(parts)
+def test_tables_of_orders() -> None:
+    orders = [*shuffle_quality.orders(epochs=1)]
+    assert len(orders) == 1 + 3 + 18
+    parts = [*shuffle_quality.shards(epochs=1, sampled=2)]
+    assert len(parts) == 1 + 8
+
+
+def test_the_page_has_the_tables_of_this_code() -> None:
+    """After a change: `python -m benchmarks.tartanair.shuffle_quality --write`, and the same of
+    `default_mixing`.
+    """
+    page = (ROOT / shuffle_quality.PAGE).read_text()
+    tables = {**shuffle_quality.TABLES, "defaults": default_mixing.table}
+    for name, lines in tables.items():
+        assert page == replaced(page, name, "\n".join(lines()) + "\n"), name
 
 
 # Default settings mix batches about as well as a full shuffle does, and read little twice
@@ -188,12 +193,11 @@ def test_short_sets_of_large_frames_are_mixed_well(num_frames: int, num_shards: 
     assert found.nbytes <= 8 << 30
 
 
-def test_default_settings_mix_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_settings_mix_well() -> None:
     """The table has every case and batch size; bad mixing is reported."""
-    default_mixing.main()
-    rows = capsys.readouterr().out.splitlines()
-    assert len(rows) == 2 + 2 * sum(len(case.batch_sizes) for case in CASES)
-    assert all(row.endswith("| yes |") for row in rows[2:])
+    _, *rows = default_mixing.table()
+    assert len(rows) == 2 * sum(len(case.batch_sizes) for case in CASES)
+    assert all(row.endswith("| yes |") for row in rows)
     case = next(case for case in CASES if case.name == "five, uneven")
     found, limited = measured(case, 8, 1), measured(case, 8, 1, memory_limit=2 << 30)
     assert found.nbytes <= 8 << 30
