@@ -622,6 +622,19 @@ def test_samples_that_do_not_change(records: Path, samples: Any, num_samples: in
     ]
 
 
+def test_clips_inside_spans(records: Path) -> None:
+    spans = seqrecord.samples.segments({"episode": ["a"], "start": [1], "stop": [5], "label": [7]})
+    for samples in (spans, [spans, seqrecord.samples.every(2)]):
+        frames = {"a": [1, 2, 3]} if samples is spans else {"a": [2]}
+        folder = records.parent / f"spans-{len(frames['a'])}"
+        options: dict[str, Any] = {"features": ["image"], "samples": samples, "clip_len": 2}
+        seqrecord.derive(records, Encoder(), folder, **options)
+        with seqrecord.open(folder) as dataset:
+            episode = dataset.episodes["a"]
+            rows = [(episode[i]["source_start"], episode[i]["label"]) for i in range(len(episode))]
+        assert rows == [(start, 7) for start in frames["a"]]
+
+
 def test_columns_that_choose_frames(records: Path) -> None:
     """As batches have them: `repeat` is not stored."""
     table = {"episode": ["a", "a"], "start": [1, 4], "label": [7, 8]}

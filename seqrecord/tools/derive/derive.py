@@ -16,6 +16,7 @@ from seqrecord.formats.converting.convert import ConvertReport, convert
 from seqrecord.formats.converting.convert_jobs import Meter
 from seqrecord.formats.converting.dictionary_copies import discard_texts, recover_texts
 from seqrecord.loader.clips.sample_tables import column_names
+from seqrecord.loader.clips.segments import Segments
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.store.format.manifest import Dictionary
@@ -367,7 +368,9 @@ def _options(
 def _has_frames(samples: Any) -> bool:
     """Whether samples are lists of frames."""
     table = samples[0] if isinstance(samples, list) and samples else samples
-    return table is not None and not callable(table) and "frames" in column_names(table)
+    if table is None or callable(table) or isinstance(table, Segments):
+        return False
+    return "frames" in column_names(table)
 
 
 def _existing(
