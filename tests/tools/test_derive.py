@@ -635,6 +635,30 @@ def test_clips_inside_spans(records: Path) -> None:
         assert rows == [(start, 7) for start in frames["a"]]
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_copies_of_lists_of_frames(tmp_path: Path, batch_size: int) -> None:
+    """Lists of different lengths, of numbers, vectors and texts."""
+    frames = [{"x": i, "state": np.arange(3.0) + i, "task": f"task {i}"} for i in range(6)]
+    write_dataset(tmp_path / "records", {"a": frames})
+    table = {"episode": ["a"] * 3, "frames": [[1], [4, 2, 5], [5, 3]]}
+    options: dict[str, Any] = {"features": ["task"], "keep": ["x", "state"], "samples": table}
+
+    def first(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"first": [texts[0] for texts in batch["task"]]}
+
+    seqrecord.derive(
+        *(tmp_path / "records", first, tmp_path / "latents"), batch_size=batch_size, **options
+    )
+    with seqrecord.open(tmp_path / "latents") as dataset:
+        assert dataset.features["state"].shape == (None, 3)
+        episode = dataset.episodes["a"]
+        samples = [episode[i] for i in range(3)]
+    assert [sample["x"].tolist() for sample in samples] == [[1], [4, 2, 5], [5, 3]]
+    for sample in samples:
+        assert sample["state"].tolist() == [frames[i]["state"].tolist() for i in sample["x"]]
+        assert sample["first"] == f"task {sample['x'][0]}"
+
+
 def test_columns_that_choose_frames(records: Path) -> None:
     """As batches have them: `repeat` is not stored."""
     table = {"episode": ["a", "a"], "start": [1, 4], "label": [7, 8]}

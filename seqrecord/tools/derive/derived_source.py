@@ -175,7 +175,8 @@ class DerivedSource:
         """Return the feature of a copy, which may be resized, or in a window with an axis more."""
         spec = replace(self.dataset.features[name], codec=(), group=0, added=None)
         if not isinstance(column, np.ndarray) or (self.per_frame and None in spec.shape):
-            return spec
+            has_lists = not self.per_frame and getattr(column[0], "ndim", 0) > len(spec.shape)
+            return spec_of(name, column) if has_lists else spec
         dtype, shape = column.dtype, column.shape[1:]
         if len(shape) == len(spec.shape):  # maybe resized or normalized
             return replace(spec, dtype=dtype, shape=shape, stored_shape=None)
