@@ -277,6 +277,28 @@ def test_another_setting_is_no_current_value(records: Path, change: dict[str, An
         derive(records, Encoder(), **change)
 
 
+def test_other_statistics_change_normalized_values(tmp_path: Path) -> None:
+    """All values have the offsets and scales of the same statistics."""
+    episodes = {key: [{"state": np.arange(3.0) + i} for i in range(4)] for key in "ab"}
+    write_dataset(tmp_path / "records", episodes)
+    options: dict[str, Any] = {"features": ["state"]}
+    options["vectors"] = {"state": seqrecord.Vector(normalize="mean_std")}
+
+    def twice(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"twice": 2 * batch["state"]}
+
+    for _ in range(2):
+        derive(tmp_path / "records", twice, **options)
+    assert check(tmp_path / "records", twice, **options).is_current
+    writer = seqrecord.SeqRecordWriter(tmp_path / "records", mode="append")
+    with writer, writer.episode("c") as episode:
+        episode.append({"state": np.full(3, 100.0)})
+    state = check(tmp_path / "records", twice, **options)
+    assert (state.changed, state.new) == (("a", "b"), ("c",))
+    with pytest.raises(ClipError, match="into another folder"):
+        derive(tmp_path / "records", twice, **options)
+
+
 def test_another_table_changes_its_episodes_alone(records: Path) -> None:
     tables = [{"episode": ["a", "c"], "start": [n, 1], "label": [1, 2]} for n in (3, 4)]
     derive(records, Encoder(), samples=tables[0], clip_len=2)

@@ -133,12 +133,26 @@ class DerivedSource:
         """Whether an episode's stored values are those of the present source and function."""
         if entry is None:
             return False
-        expected = compared(self.settings, self.features, self.digest_of_rows(number))
+        expected = self._facts(number)
+        if "normalized" not in entry:  # of an earlier release
+            expected.pop("normalized", None)
         if any(entry.get(name) != value for name, value in expected.items()):
             return False
         return has_equal_frames(entry, self.inputs, number, url)
 
-    def digest_of_rows(self, number: int) -> str | None:
+    def _facts(self, number: int) -> dict[str, Any]:
+        """Return what an episode's values depend on, beside its frames."""
+        rows = self._digest_of_rows(number)
+        return compared(self.settings, self.features, rows, self._digest_of_normalizations)
+
+    @cached_property
+    def _digest_of_normalizations(self) -> str | None:
+        """A digest of the offsets and scales of features, which follow the dataset's statistics."""
+        normalizations = self.view.normalizations
+        text = json.dumps(normalizations, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest() if normalizations else None
+
+    def _digest_of_rows(self, number: int) -> str | None:
         """Return a digest of an episode's samples: their frames, and columns of the table."""
         if self.per_frame:
             return None
@@ -194,8 +208,7 @@ class DerivedSource:
         infos = []
         for key, number in self.numbers.items():
             frames = int(contents.index.num_frames[number]) if self.per_frame else counts[number]
-            rows = self.digest_of_rows(number)
-            entry = entry_of(self.inputs, number, self.settings, self.features, rows)
+            entry = entry_of(self.inputs, number, self._facts(number))
             fps = float(contents.index.fps[number]) or None
             metadata = contents.index.episode_metadata(number)
             metadata = _of_features(metadata, contents, self._copies)

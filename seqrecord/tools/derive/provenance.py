@@ -7,6 +7,7 @@ Each episode's metadata has an entry `derived_from`::
     function, version, arguments, features, keep        of `derive`
     clips                                               arguments that choose and prepare clips
     rows                                                digest of the samples, if `per` is "sample"
+    normalized                                          digest of offsets and scales, if any
     packages                                            versions, for information
     derived_from                                        the source's own entry, if it has one
 """
@@ -135,20 +136,24 @@ class Derivation:
         return not (self.changed or self.new or self.gone or self.renamed or self.new_texts)
 
 
-def entry_of(
-    inputs: Dataset, number: int, settings: Settings, features: Sequence[str], rows: str | None
+def entry_of(inputs: Dataset, number: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an episode's entry; `inputs` are the source's features that values depend on.
+
+    `facts` are those of `compared`.
+    """
+    return {**episode_identity(inputs, number), **facts, "packages": package_versions()}
+
+
+def compared(
+    settings: Settings, features: Sequence[str], rows: str | None, normalized: str | None
 ) -> dict[str, Any]:
-    """Return an episode's entry; `inputs` are the source's features that values depend on."""
-    identity = episode_identity(inputs, number)
-    return {**identity, **compared(settings, features, rows), "packages": package_versions()}
-
-
-def compared(settings: Settings, features: Sequence[str], rows: str | None) -> dict[str, Any]:
     """Return the part of an entry that must be equal for values to be current.
 
-    `rows` is a digest of the episode's samples, if values are per sample.
+    `rows` is a digest of the episode's samples, if values are per sample; `normalized` of the
+    offsets and scales of features, if there are any.
     """
-    return {**settings.values, "features": [*features], "rows": rows}
+    facts = {**settings.values, "features": [*features], "rows": rows}
+    return facts if normalized is None else {**facts, "normalized": normalized}
 
 
 def has_equal_frames(entry: Mapping[str, Any], inputs: Dataset, number: int, url: str) -> bool:
