@@ -49,6 +49,7 @@ from seqrecord.store.writing.record_file import check_names, check_value
 from seqrecord.store.writing.stored_schema import (
     Codecs,
     FeatureInfo,
+    check_descriptions,
     check_fps,
     check_schema,
     infer_schema,
@@ -164,7 +165,7 @@ class SeqRecordRecorder:
             raise
         self._exclusive = Exclusive("recorder", writer.url)
         self._writer = writer
-        self._feature_info = features
+        self._feature_info = check_descriptions(features)
         self._fps = fps
         self._schema = writer.schema  # from the first frame on
         self._stamps = timestamps and schema is None

@@ -288,6 +288,21 @@ def test_one_mismatched_frame_is_refused_at_any_position(tmp_path: Path, kind: A
             assert dataset.episodes["a"][odd]["x"].shape == (3, 3)
 
 
+@pytest.mark.parametrize("kind", [SeqRecordWriter, seqrecord.SeqRecordRecorder])
+def test_properties_and_codecs_are_as_they_were_at_the_call(tmp_path: Path, kind: Any) -> None:
+    """They are used with the first frames."""
+    properties: dict[str, Any] = {"x": {"kind": "action", "unit": "m"}}
+    codecs = {"x": "raw"}
+    with kind(tmp_path, features=properties, codecs=codecs) as writer:
+        properties["x"]["unit"], codecs["x"] = "mm", "small"
+        properties["y"] = {"kind": "state"}
+        with writer.episode("a") as episode:
+            episode.append({"x": np.zeros(3)})
+    with seqrecord.open(tmp_path) as dataset:
+        spec = dataset.features["x"]
+    assert (spec.kind, spec.unit, spec.codec) == ("action", "m", ())
+
+
 def test_the_first_chunk_defines_the_schema(tmp_path: Path) -> None:
     specs = {"note": {"shape": (None,)}}
     with SeqRecordWriter(tmp_path, codecs="raw", features=specs) as writer:

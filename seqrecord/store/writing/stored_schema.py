@@ -197,10 +197,10 @@ def check_codecs(codecs: Codecs | None) -> None:
         check_codec(codec, feature=name)
 
 
-def check_descriptions(descriptions: FeatureInfo | None) -> None:
-    """Raise `SchemaError` for properties that are invalid for any feature."""
+def check_descriptions(descriptions: FeatureInfo | None) -> FeatureInfo | None:
+    """Return a copy. Raises `SchemaError` for properties that are invalid for any feature."""
     if descriptions is None:
-        return
+        return None
     if not _is_by_name(descriptions):
         raise SchemaError(
             "invalid features",
@@ -216,6 +216,7 @@ def check_descriptions(descriptions: FeatureInfo | None) -> None:
                 expected=f"a dict of {', '.join(_PROPERTIES)}",
                 got=repr_of(properties),
             )
+    return {name: {**properties} for name, properties in descriptions.items()}
 
 
 def _is_by_name(mapping: object) -> bool:

@@ -131,8 +131,10 @@ class SeqRecordWriter:
         self._max_file_size = check_sizes(chunk_frames, max_file_size)
         check_schema(schema)
         check_codecs(codecs)
-        check_descriptions(features)
-        self._codecs, self._features, self._has_statistics = codecs, features, statistics
+        # As they are now: they are used with the first frames.
+        self._codecs = {**codecs} if isinstance(codecs, Mapping) else codecs
+        self._features = check_descriptions(features)
+        self._has_statistics = statistics
         self._is_closed = False
         self._episode: EpisodeWriter | None = None  # the last one
         self._schema: Schema | None = None  # until the features are known
