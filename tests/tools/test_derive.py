@@ -681,6 +681,23 @@ def test_copies_of_lists_of_frames(tmp_path: Path, batch_size: int) -> None:
         assert sample["first"] == f"task {sample['x'][0]}"
 
 
+@pytest.mark.parametrize("ragged", ["list", "pad"])
+def test_a_list_that_repeats_its_last_frame_is_another_one(records: Path, ragged: str) -> None:
+    def count(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"count": [len(image) for image in batch["image"]]}
+
+    table = {"episode": ["a", "a", "c"], "frames": [[0, 1, 2], [5], [1]]}
+    longer_table = {**table, "frames": [[0, 1, 2], [5, 5], [1]]}
+    derive(records, count, samples=table, ragged=ragged)
+    state = check(records, count, samples=longer_table, ragged=ragged)
+    assert (state.current, state.changed) == (("c",), ("a",))
+    derive(records, count, samples=longer_table, ragged=ragged)
+    frames = [frame["source_frames"].tolist() for frame in stored(records)["a"]]
+    assert frames == [[0, 1, 2], [5, 5, -1] if ragged == "list" else [5, 5, 5]]
+    counts = [int(frame["count"]) for frame in stored(records)["a"]]
+    assert counts == ([3, 2] if ragged == "list" else [3, 3])
+
+
 def test_columns_that_choose_frames(records: Path) -> None:
     """As batches have them: `repeat` is not stored."""
     table = {"episode": ["a", "a"], "start": [1, 4], "label": [7, 8]}

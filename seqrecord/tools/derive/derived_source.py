@@ -158,7 +158,8 @@ class DerivedSource:
             return None
         bounds = np.searchsorted(self.episode_of_clips, [number, number + 1])
         clips = self.clips.take(slice(*bounds.tolist()))
-        digest = hashlib.sha256(self.frames_of(clips).astype("<i8").tobytes())
+        frames = self.frames_of(clips, has_padding=False)
+        digest = hashlib.sha256(frames.astype("<i8").tobytes())
         samples = self.view.samples.in_epoch(0).samples
         for name in samples.columns:
             values = samples.values(name, clips)
@@ -166,11 +167,18 @@ class DerivedSource:
             digest.update(json.dumps([name, plain]).encode())
         return digest.hexdigest()
 
-    def frames_of(self, clips: ClipKeys) -> IntArray:
-        """Return the frames of the first input in clips, int64 [n, T]."""
+    def frames_of(self, clips: ClipKeys, *, has_padding: bool) -> IntArray:
+        """Return the frames of the first input in clips, int64 [n, T].
+
+        A shorter list of frames is followed by its last frame where the input `has_padding`, else
+        by -1.
+        """
         clip_frames = self.view.frames(0)
-        frames = clip_frames.find(self.features[0], clips).frames
-        return clip_frames.stored_frames(clips.episode[:, None], frames)[1]
+        window = clip_frames.find(self.features[0], clips)
+        frames = clip_frames.stored_frames(clips.episode[:, None], window.frames)[1]
+        if has_padding or not self.options.lists_frames:
+            return frames
+        return np.where(window.is_pad, -1, frames)
 
     def schema(self) -> Schema:
         """Return the features of the first batch; calls the function once, if it has to."""
@@ -448,6 +456,6 @@ class _Stream:
         steps = [_OF_STEPS[name] for name in samples.columns if name in _OF_STEPS]
         return {
             SOURCE_START: batch["start"],
-            SOURCE_FRAMES: source.frames_of(clips),
+            SOURCE_FRAMES: source.frames_of(clips, has_padding=source.options.ragged == "pad"),
             **{name: batch[name] for name in (*steps, *samples.own)},
         }
