@@ -139,7 +139,7 @@ class Derivation:
 def entry_of(inputs: Dataset, number: int, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return an episode's entry; `inputs` are the source's features that values depend on.
 
-    `facts` are those of `compared`.
+    `facts` is the result of `compared`.
     """
     return {**episode_identity(inputs, number), **facts, "packages": package_versions()}
 
