@@ -193,7 +193,7 @@ class SeqRecordRecorder:
         check_key(key)
         with located(FormatError, episode=key):
             # As it is now: the thread may begin the episode later.
-            entries = parse_metadata(encode_metadata(metadata_entries(metadata or {})))
+            entries = parse_metadata(encode_metadata(metadata_entries(metadata)))
         fps = check_fps(fps)
         if key in self._keys:
             raise DestinationError(

@@ -100,7 +100,7 @@ def test_calls_in_the_wrong_order(tmp_path: Path) -> None:
             writer.episode("../b")
         with pytest.raises(errors.FormatError, match="JSON"):
             writer.episode("b", metadata={"x": object()})
-        for metadata in (5, [1], "ab"):
+        for metadata in (5, [1], "ab", np.zeros(2)):
             with pytest.raises(errors.FormatError, match=r"not a mapping.*episode: b"):
                 writer.episode("b", metadata=metadata)  # type: ignore[arg-type]
         with pytest.raises(errors.FrameError, match="has no frames"), writer.episode("b"):

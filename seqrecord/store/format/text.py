@@ -74,7 +74,7 @@ def check_key(key: object) -> str:
 def metadata_entries(metadata: Any) -> dict[str, Any]:
     """Return the entries of an episode's metadata. Raises `FormatError` if it is not a mapping."""
     try:
-        return dict(metadata)
+        return dict(metadata or {})
     except (TypeError, ValueError) as error:
         raise FormatError(
             "metadata is not a mapping", expected='such as {"task": "stack"}', got=repr_of(metadata)

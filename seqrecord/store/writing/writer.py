@@ -211,7 +211,7 @@ class SeqRecordWriter:
             )
         fps = self._fps if fps is None else check_fps(fps)
         with located(FormatError, episode=key):
-            text = encode_metadata(metadata_entries(metadata or {}))
+            text = encode_metadata(metadata_entries(metadata))
         self._episode = EpisodeWriter(self, key, text, fps)
         return self._episode
 
