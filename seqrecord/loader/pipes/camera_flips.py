@@ -140,8 +140,19 @@ def _partners(
                 got=str(arrays[left]) if has_same_frames else "a window of other frames",
             )
         partners |= {left: right, right: left}
-    if not partners:
-        return {}
+    if partners:
+        _check_sides(partners, pictures, arrays, kinds, renamed)
+    return partners
+
+
+def _check_sides(
+    partners: Mapping[str, str],
+    pictures: Sequence[str],
+    arrays: Mapping[str, ArraySpec],
+    kinds: Mapping[str, str | None],
+    renamed: Mapping[str, str],
+) -> None:
+    """Raise `ClipError` for features of one side of a stereo pair, which have no partner."""
     # A feature that keeps its stored name names an image as it is stored.
     stored_images = [old for old, new in renamed.items() if new in partners]
     for name in arrays:
@@ -161,7 +172,6 @@ def _partners(
                 + ("; or one camera of the pair" if is_alone else ""),
                 got=", ".join(f"{left} and {right}" for left, right in partners.items()),
             )
-    return partners
 
 
 def _check_points(name: str, spec: ArraySpec) -> None:

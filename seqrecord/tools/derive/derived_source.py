@@ -133,10 +133,7 @@ class DerivedSource:
         """Whether an episode's stored values are those of the present source and function."""
         if entry is None:
             return False
-        expected = self._facts(number)
-        if "normalized" not in entry:  # of an earlier release
-            expected.pop("normalized", None)
-        if any(entry.get(name) != value for name, value in expected.items()):
+        if any(entry.get(name) != value for name, value in self._facts(number).items()):
             return False
         return has_equal_frames(entry, self.inputs, number, url)
 
