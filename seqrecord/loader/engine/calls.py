@@ -220,7 +220,7 @@ def read_only(array: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of a feature of a clip."""
+    """A copy of a clip's feature."""
     if isinstance(value, list):
         return [_copied(frame) for frame in value]
     return value.copy() if isinstance(value, np.ndarray) else value

@@ -95,7 +95,7 @@ class Job:
 
     Args:
         dataset: opened with the requested features.
-        specs: dtype and shape of each feature of a frame, after `frame_transform`.
+        specs: dtype and shape of a frame's features, after `frame_transform`.
         clip_frames: windows of the features.
         frame_transform: called once per frame, before the arena. The plan then has a single group,
             whose arena contains the results; see `ChunkLoader`.

@@ -87,7 +87,7 @@ class FramesOfCalls(GroupFrames):
 
     @abstractmethod
     def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:
-        """Keys of the frames of a call's clips that loads must bring first, ascending."""
+        """Keys of frames in a call's clips that loads must bring first, ascending."""
 
     @abstractmethod
     def assign(self, call: CallLoad) -> RowLoad:
@@ -226,7 +226,7 @@ class CallStore(FrameStore[FramesOfCalls]):
     """The frames of a call."""
 
     def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:
-        """Keys of the frames of a call's clips that loads must bring first, ascending."""
+        """Keys of frames in a call's clips that loads must bring first, ascending."""
         keys = [policy.lacking(clips, frames) for policy in self._all]
         return keys[0] if len(keys) == 1 else distinct(np.concatenate(keys))
 

@@ -306,7 +306,7 @@ class WorkerPool:
 
 @dataclass
 class _Piece:
-    """Copies of clips of one batch, which end with a call of `done`."""
+    """Copies of one batch's clips, which end with a call of `done`."""
 
     number: int
     missing: int = 1  # unfinished copies, plus 1 until `Copies.finish`
