@@ -341,7 +341,7 @@ def test_another_dataset_is_no_destination(records: Path) -> None:
 CAMERA = {"fx": 5.0, "fy": 5.0, "cx": 2.5, "cy": 1.5, "width": 6, "height": 4}
 
 
-@pytest.mark.parametrize("camera", [CAMERA, {"view": CAMERA, "other": CAMERA}])
+@pytest.mark.parametrize("camera", [CAMERA, {"view": CAMERA, "wide": {**CAMERA, "fx": 9.0}}])
 def test_the_camera_of_a_copied_image(records: Path, camera: dict[str, Any]) -> None:
     edit.rename_features(records, {"image": "view"})
     columns = {"action": ["x", "y"], "lost": ["z"]}
@@ -370,6 +370,9 @@ def test_the_camera_of_a_copied_image(records: Path, camera: dict[str, Any]) -> 
         copied = metadata(renamed.select(["image", "steps", "task"]), "renamed", **arguments)
         assert copied["camera"] == (CAMERA if camera == CAMERA else {"image": CAMERA})
         assert copied["columns"] == {"steps": ["x", "y"]}
+        renamed = dataset.renamed({"view": "wide"})  # as a camera whose image is not stored
+        copied = metadata(renamed, "wide", keep=["wide"])
+        assert copied["camera"] == (CAMERA if camera == CAMERA else {"wide": CAMERA})
         for name, more in (
             ("resized", {"resize": {"view": (2, 3)}}),
             ("window", {"windows": {"view": range(2), "action": [0]}}),

@@ -186,22 +186,26 @@ class Contents:
         """Return a feature's name in the record files."""
         return next((old for old, new in self.names.items() if new == feature), feature)
 
-    def camera_of(self, metadata: Mapping[str, Any]) -> Any:
-        """Return an episode's metadata `camera`, with cameras of features by present names.
+    def by_present_names(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values of features by present names, from values by stored names.
 
-        Without the camera of a feature that the dataset lacks, if another one has its name now.
+        Without the value of a feature that the dataset lacks, if another one has its name now.
         """
+        replaced = {*self.names.values()} - self.names.keys()
+        return {
+            self.names.get(name, name): value
+            for name, value in values.items()
+            if name not in replaced
+        }
+
+    def camera_of(self, metadata: Mapping[str, Any]) -> Any:
+        """Return an episode's metadata `camera`, with `by_present_names` of its cameras."""
         camera = metadata.get("camera")
         if not self.names or not isinstance(camera, Mapping):
             return camera
         cameras = {name: value for name, value in camera.items() if isinstance(value, Mapping)}
         shared = {name: value for name, value in camera.items() if name not in cameras}
-        replaced = {*self.names.values()} - self.names.keys()
-        return shared | {
-            self.names.get(name, name): value
-            for name, value in cameras.items()
-            if name not in replaced
-        }
+        return shared | self.by_present_names(cameras)
 
     @cached_property
     def chunks(self) -> ChunkReader:

@@ -300,7 +300,7 @@ def _of_features(
         values = metadata.get(entry)
         if not isinstance(values, Mapping):
             continue
-        present_values = {contents.names.get(name, name): value for name, value in values.items()}
+        present_values = contents.by_present_names(values)
         selected = {name: present_values[name] for name in names if name in present_values}
         specs = (contents.features[name] for name in names)
         if "fx" in values and any(is_picture(spec.name, spec, spec.kind) for spec in specs):
