@@ -153,9 +153,9 @@ def check_integer(
     return number
 
 
-def check_flag(name: str, value: Any) -> bool:
+def check_flag(name: str, value: Any, expected: str = "True or False") -> bool:
     """Convert an argument, a bool of Python or NumPy, to Python's, or raise `ClipError`."""
-    return bool(check(name, value, isinstance(value, (bool, np.bool_)), "True or False"))
+    return bool(check(name, value, isinstance(value, (bool, np.bool_)), expected))
 
 
 def check_amount(name: str, value: object) -> None:

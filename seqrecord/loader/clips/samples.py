@@ -278,6 +278,12 @@ class Samples:
         found = column.of(clips) if isinstance(column, ComputedValues) else taken(column, clips.row)
         return found if isinstance(found, np.ndarray) else found.to_pylist()
 
+    def dilation(self, clips: ClipKeys, default: int) -> IntArray:
+        """The dilation of clips, int64 [n]: of their column, or the loader's `default`."""
+        if "dilation" not in self.columns:
+            return np.full(len(clips.start), default)
+        return np.asarray(self.values("dilation", clips))
+
     def value_form(self, name: str) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
         """Dtype and shape of a column's value; `None` for texts."""
         return value_form(self.columns[name])

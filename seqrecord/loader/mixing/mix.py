@@ -10,7 +10,6 @@ from itertools import chain
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -46,7 +45,7 @@ from seqrecord.loader.pipes.states import Clip
 from seqrecord.loader.sampling.shares import MOST_SLOTS
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.statistics.normalization import Normalization
-from seqrecord.store.units import MAX_INT, check, check_integer, check_seed, raise_if
+from seqrecord.store.units import MAX_INT, check, check_flag, check_integer, check_seed, raise_if
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -213,9 +212,8 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             one_of("first_exhausted", "all_exhausted")("stopping_strategy", stop)
         else:
             stop = check_integer("stopping_strategy", stop, least=1, most=_MOST_BATCHES)
-        is_right = alternate is None or isinstance(alternate, (bool, np.bool_))
-        check("single_source_batches", alternate, is_right, "True, False or None")
-        alternate = None if alternate is None else bool(alternate)
+        if alternate is not None:
+            alternate = check_flag("single_source_batches", alternate, "True, False or None")
         problem = "repeat and choose determine the length of an epoch"
         expected = "no stopping_strategy; or weights"
         has_clips = repeat is not None or choose is not None

@@ -43,10 +43,8 @@ class StepSampler:
         frames. `frames_at` returns each clip's number of frames by its place, if it is drawn
         for each batch.
         """
-        dilation = np.full(len(clips.start), self.dilation)
+        dilation = samples.dilation(clips, self.dilation)
         is_reversed = np.zeros(len(clips.start), np.bool_)
-        if "dilation" in samples.columns:
-            dilation = np.asarray(samples.values("dilation", clips))
         if "reverse" in samples.columns:
             is_reversed = np.asarray(samples.values("reverse", clips))
         num_frames = None if frames_at is None else frames_at(clips.place)

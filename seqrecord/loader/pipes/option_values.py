@@ -170,7 +170,8 @@ class Budget:
         expected = '"frames", the name of a column, or a function of columns'
         check("cost of a Budget", cost, is_cost, expected)
         if self.padded is not None:
-            object.__setattr__(self, "padded", check_flag("padded of a Budget", self.padded))
+            padded = check_flag("padded of a Budget", self.padded, "True, False or None")
+            object.__setattr__(self, "padded", padded)
         if self.max_rows is not None:
             rows = check_integer("max_rows of a Budget", self.max_rows, least=1, most=MAX_INT)
             object.__setattr__(self, "max_rows", rows)

@@ -83,9 +83,7 @@ class SelectedEpisodes:
         if self.excerpts is not None:
             frames = self.excerpts.filled_of(clips.row)
             return frames.min(axis=1), frames.max(axis=1)
-        dilation = np.full_like(clips.start, self.windows.dilations[0])
-        if "dilation" in samples.columns:
-            dilation = np.asarray(samples.values("dilation", clips))
+        dilation = samples.dilation(clips, self.windows.dilations[0])
         found = replace(self.windows.stored, samples=samples)
         ends = (window.ends(clips, found, dilation) for window, _ in self.windows.required)
         first, last = zip(*ends, strict=True)
