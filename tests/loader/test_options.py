@@ -7,7 +7,6 @@ import inspect
 import pickle
 import pydoc
 import re
-import sys
 from dataclasses import FrozenInstanceError, fields, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,6 @@ from seqrecord import (
     SeqRecordPipe,
     bench,
 )
-from seqrecord.loader.pipes import option_values
 from seqrecord.loader.pipes.options import ClipOptions, DatasetOptions
 from seqrecord.samples import dilate, every, reverse, segments, subset
 from seqrecord.tools.profiler.bench import BenchOptions
@@ -68,25 +66,6 @@ def test_signatures_and_help_have_every_argument(callee: Any, options: type[Clip
     assert (function.__doc__ or "").partition("Args:")[0].strip(), "the text before the arguments"
 
 
-RELATION = re.compile(r"\bClipError\b|\b([Ee]xclude|[Rr]equire|[Nn]eed)s?\b")
-
-
-def test_few_sentences_relate_arguments_to_others() -> None:
-    """Of the documentation of options and their values, split at full stops and semicolons."""
-    modules = option_values, sys.modules[ClipOptions.__module__]
-    classes = [cls for module in modules for cls in vars(module).values()]
-    own = [
-        c
-        for c in classes
-        if isinstance(c, type) and c.__module__.startswith("seqrecord.loader.pipes.o")
-    ]
-    texts = [" ".join((cls.__doc__ or "").split()) for cls in dict.fromkeys(own)]
-    sentences = [one for text in texts for one in re.split(r"(?<=[.;]) ", text)]
-    assert len(sentences) > 100
-    found = [one for one in sentences if RELATION.search(one)]
-    assert len(found) <= 7, found
-
-
 def test_arguments_have_the_documented_groups() -> None:
     """As in docs/reference; the docstring of `__init__` names each group's first and last one."""
     page = Path(seqrecord.__file__).parents[1] / "docs/reference/loaders.md"
@@ -94,7 +73,6 @@ def test_arguments_have_the_documented_groups() -> None:
     groups = [re.findall(r"`([a-z_]+)`", row) for row in rows]
     names = list(inspect.signature(LoaderOptions).parameters)
     assert [name for group in groups for name in group] == names
-    assert len(names) <= 31
     for loader in STREAMING:
         text = " ".join((inspect.getdoc(loader.__init__) or "").partition("Args:")[0].split())
         for first, *_, last in groups[:-2]:

@@ -126,10 +126,6 @@ def test_the_page_has_the_schemes() -> None:
     prefix = "test_scheme_"
     tested = {name.removeprefix(prefix) for name in globals() if name.startswith(prefix)}
     assert tested == SCHEMES.keys()
-    assert len(SCHEMES) == 21
-    for source in SCHEMES.values():
-        lines = [line for line in source.splitlines() if line and not line.startswith("#")]
-        assert len(lines) <= 10
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Syntax trees of source files, for rules about code: imports, lines, complexity."""
+"""Syntax trees of source files, for rules about code."""
 
 from __future__ import annotations
 
@@ -41,32 +41,6 @@ def statements(tree: ast.AST) -> Iterator[Any]:
             yield from statements(node)
 
 
-def code_line_numbers(text: str, tree: ast.Module) -> set[int]:
-    """Numbers of lines of code: all except blank lines, comments, and strings that are statements.
-
-    Such strings are docstrings, of modules, classes and functions as of constants.
-    """
-    documentation = {
-        number
-        for node in statements(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if isinstance(node.value.value, str)
-        for number in line_numbers(node)
-    }
-    return {
-        number
-        for number, line in enumerate(text.splitlines(), 1)
-        if line.strip() and not line.lstrip().startswith("#") and number not in documentation
-    }
-
-
-def line_numbers(node: Any) -> range:
-    """Lines of a statement with its decorators."""
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    first = min(part.lineno for part in (node, *decorators))
-    return range(first, (node.end_lineno or node.lineno) + 1)
-
-
 def imported_names(tree: ast.Module, *, in_functions: bool, for_types: bool = False) -> set[str]:
     """Return full names of the modules that code imports, and of the names imported from them.
 
@@ -91,16 +65,3 @@ def imported_names(tree: ast.Module, *, in_functions: bool, for_types: bool = Fa
         elif isinstance(node, ast.ImportFrom):
             found |= {f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
-
-
-def complexity(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Cyclomatic complexity: 1, and 1 for each branch, loop, handler, condition and operand."""
-    branches = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.comprehension)
-    count = 1
-    for node in ast.walk(function):
-        count += isinstance(node, (*branches, ast.Assert, ast.match_case))
-        if isinstance(node, ast.comprehension):
-            count += len(node.ifs)
-        elif isinstance(node, ast.BoolOp):
-            count += len(node.values) - 1
-    return count

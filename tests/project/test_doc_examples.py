@@ -35,7 +35,6 @@ from tests.kit.lerobot_language_data import annotate
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.processes import free_port, run_python
 from tests.loader.rank_jobs import finish, start
-from tests.project.language import pages
 
 ROOT = Path(__file__).parents[2]
 HEIGHT, WIDTH = 232, 240
@@ -305,6 +304,12 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         seqrecord.convert(source, place, workers=1)
     unpack(folder, "lerobot_video_v3").rename(folder / "lerobot video")
     return {**found, "lerobot": folder / "lerobot", "lerobot video": folder / "lerobot video"}
+
+
+def pages() -> dict[str, str]:
+    """Text of README and of each page in docs, by path."""
+    paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
 
 
 def blocks_of(text: str) -> Iterator[tuple[str, str]]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import threading
 from graphlib import TopologicalSorter
-from operator import le
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,19 +21,13 @@ from tests.project.private_names import private_imports
 from tests.project.source_code import (
     PACKAGE,
     PUBLIC_FILES,
-    code_line_numbers,
-    complexity,
     imported_names,
-    line_numbers,
     module_name,
     parse,
 )
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = ("store", "video", "in_place", "cloud", "formats", "tools.edit")
-COMPLEX: set[str] = set()
-"""Functions with a complexity above 20. Only remove from this list."""
-
 FLAT_PARTS = {"video", "in_place", "cloud", "cuda"}  # each is one room
 
 
@@ -67,28 +59,18 @@ FILES = sorted(
 class File(NamedTuple):
     imports: set[str]
     private_imports: list[str]
-    sizes: dict[str, int]  # lines of code of the module and of its classes, without nested classes
-    complexities: dict[str, int]
 
 
 @pytest.fixture(scope="module")
 def files() -> dict[Path, File]:
     """Facts of each file. Syntax trees are not kept: they would slow down garbage collection."""
-    return {path: facts(path) for path in PACKAGE.rglob("*.py")}
-
-
-def facts(path: Path) -> File:
-    tree, module = parse(path), module_name(path).removeprefix("seqrecord.")
-    lines = code_line_numbers(path.read_text(), tree)
-    sizes, complexities = {module: len(lines)}, dict[str, int]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            sizes[f"{module}.{node.name}"] = len(lines & {*line_numbers(node)})
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            name = f"{module}.{node.name}"
-            complexities[name] = max(complexity(node), complexities.get(name, 0))
-    imports = imported_names(tree, in_functions=True, for_types=True)
-    return File(imports, [*private_imports(tree)], sizes, complexities)
+    trees = ((path, parse(path)) for path in PACKAGE.rglob("*.py"))
+    return {
+        path: File(
+            imported_names(tree, in_functions=True, for_types=True), [*private_imports(tree)]
+        )
+        for path, tree in trees
+    }
 
 
 def test_imports_point_down_and_torch_is_imported_from_the_engine_up(
@@ -122,21 +104,6 @@ def test_modules_import_each_other_in_one_direction(files: dict[Path, File]) -> 
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_classes_and_modules_are_small(files: dict[Path, File]) -> None:
-    """A class of more than 250 lines of code, or a module of more than 500, has a second idea."""
-    sizes = {name: lines for file in files.values() for name, lines in file.sizes.items()}
-    modules = {module_name(path).removeprefix("seqrecord.") for path in files}
-    assert {n for n, lines in sizes.items() if lines > (500 if n in modules else 250)} == set()
-
-
-def test_functions_are_simple(files: dict[Path, File]) -> None:
-    """Complexity is at most 20, except for functions that are listed."""
-    complexities = {
-        name: count for file in files.values() for name, count in file.complexities.items()
-    }
-    assert {name for name, count in complexities.items() if count > 20} == COMPLEX
-
-
 WRITING = "seqrecord.tools.cli.packing, seqrecord.store.writing.writer"
 INSPECTING = "seqrecord.tools.cli.commands, seqrecord.tools.cli.exporting"
 VIDEO = "seqrecord.store.codecs.chain, seqrecord.video.pages"
@@ -163,7 +130,6 @@ with seqrecord.open(sys.argv[1]) as dataset:
     pipe = seqrecord.SeqRecordPipe(dataset, clip_len=2, batch_size=2)
     next(iter(pipe))
     pipe.state_dict()
-print(len([name for name in {*sys.modules} - before if name.startswith("seqrecord")]))
 print(*{*sys.argv[2:]} & ({*sys.modules} - before))
 import seqrecord.cli
 """
@@ -181,62 +147,44 @@ def test_a_first_batch_imports_little(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").touch()
     paths = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = run_python("-c", LOADING, path, *UNUSED.split(), environment=paths)
-    count, *rest = done.stdout.splitlines()
-    assert int(count) <= 159
-    assert (rest, done.stderr) == ([""], "")
+    assert (done.stdout, done.stderr) == ("\n", "")
 
 
 def test_originals_are_opened_without_pandas(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").touch()
     code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{LOADING}"
     done = run_code(code, unpack(tmp_path, "lerobot_video_v3"), "pandas", "pyarrow.compute")
-    assert done.stdout.splitlines()[1:] == [""]
+    assert done.stdout == "\n"
 
 
 class Calls:
-    """Functions of the package that are called in a `with` block, in all new threads, and pairs of
-    modules of which one calls the other."""
+    """Pairs of modules of the package of which one calls the other in a `with` block."""
 
     def __init__(self) -> None:
-        self.functions: set[CodeType] = set()
         self.pairs: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Calls:
-        threading.setprofile(self._note)
         sys.setprofile(self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
-        threading.setprofile(None)
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
-            self.functions.add(frame.f_code)
             caller = "" if frame.f_back is None else frame.f_back.f_code.co_filename
             if caller.startswith(str(PACKAGE)) and caller != frame.f_code.co_filename:
                 self.pairs.add((caller, frame.f_code.co_filename))
 
 
 def test_preparation_goes_one_way(path: Path) -> None:
-    """From options over the selection and the plan to the loader, with few functions."""
+    """From options over the selection and the plan to the loader: no module calls its caller."""
     options: dict[str, Any] = {"clip_len": 4, "batch_size": 4}
     next(iter(SeqRecordPipe(path, **options)))  # imports
     with seqrecord.open(path) as dataset, Calls() as made:
-        pipe = SeqRecordPipe(dataset, **options)
+        SeqRecordPipe(dataset, **options)
+    assert made.pairs
     assert {pair for pair in made.pairs if pair[::-1] in made.pairs} == set()
-    with Calls() as by_path:
-        SeqRecordPipe(path, **options)
-    with Calls() as first:
-        batches = iter(pipe)
-        next(batches)
-    for _ in range(3):
-        next(batches)
-    with Calls() as steady:
-        next(batches)
-    counts = [len(calls.functions) for calls in (made, by_path, first, steady)]
-    assert all(map(le, counts, (238, 454, 623, 25))), counts
-    assert len({code.co_filename for code in steady.functions}) <= 12
 
 
 def test_no_private_module_of_torch_is_imported(files: dict[Path, File]) -> None:

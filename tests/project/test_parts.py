@@ -12,10 +12,6 @@ from tests.project.source_code import PACKAGE, PUBLIC_FILES, imported_names, mod
 
 ROOT = Path(__file__).parents[2]
 
-DEBTS: dict[str, set[str]] = {}
-"""Imports that the table forbids, by module. They go with page kinds; only
-remove from this list."""
-
 REGISTRIES = {"seqrecord.store.areas"}
 """Modules with strings that name modules, beside the files of public names."""
 
@@ -52,16 +48,15 @@ def test_every_folder_is_a_part() -> None:
 
 
 def test_parts_follow_the_table(modules: dict[str, Path]) -> None:
-    """Imports of types and imports inside functions count too. Debts are listed exactly."""
+    """Imports of types and imports inside functions count too."""
     allowed = may_import()
     forbidden: dict[str, set[str]] = {}
     for module, path in modules.items():
         part = part_of(module)
         for name in imported_names(parse(path), in_functions=True, for_types=True):
             if name in modules and part_of(name) not in allowed[part] | {part}:
-                debt = name.removeprefix("seqrecord.")
-                forbidden.setdefault(module.removeprefix("seqrecord."), set()).add(debt)
-    assert forbidden == DEBTS
+                forbidden.setdefault(module, set()).add(name)
+    assert forbidden == {}
 
 
 def test_tools_alone_import_public_files(modules: dict[str, Path]) -> None:
