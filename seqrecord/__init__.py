@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from seqrecord.loader.pipes.option_values import Budget as Budget
     from seqrecord.loader.pipes.option_values import FrameCache as FrameCache
     from seqrecord.loader.pipes.option_values import FrameTransform as FrameTransform
-    from seqrecord.loader.pipes.option_values import MaxFrames as MaxFrames
     from seqrecord.loader.pipes.option_values import Vector as Vector
     from seqrecord.loader.pipes.options import EngineOptions as EngineOptions
     from seqrecord.loader.pipes.options import LoaderOptions as LoaderOptions

@@ -23,11 +23,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import seqrecord
 from seqrecord import (
     BatchResize,
+    Budget,
     CenterCrop,
     ClipError,
     HorizontalFlip,
     Latest,
-    MaxFrames,
     RandomCrop,
     Resize,
     SeqRecordIterableDataset,
@@ -56,7 +56,7 @@ from tests.kit.datasets import written_once
 from tests.loader.resume_contract import check_resume, check_stateful_loader
 
 FEATURES = ["image", "flow", "id"]
-VGGT: dict[str, Any] = {"clip_len": (2, 5), "batch_size": MaxFrames(12), "features": FEATURES}
+VGGT: dict[str, Any] = {"clip_len": (2, 5), "batch_size": Budget(12), "features": FEATURES}
 CUT3R: dict[str, Any] = {"clip_len": (2, 5), "batch_size": 4, "features": FEATURES}
 SPAN = {"samples": [subset(of=7), dilate(1, 2), reverse(0.5)]}
 SIZES = [(3, 4), (4, 4), (6, 3)]
@@ -189,7 +189,7 @@ def test_clips_have_their_frames(path: Path, case: dict[str, Any]) -> None:
 )
 def test_other_arguments(path: Path, more: dict[str, Any]) -> None:
     """Every feature and column of a batch has the drawn number of frames."""
-    options = {"clip_len": (2, 5), "batch_size": MaxFrames(12), **more}
+    options = {"clip_len": (2, 5), "batch_size": Budget(12), **more}
     found = []
     for batch in (batch for _ in range(2) for batch in SeqRecordPipe(path, **options)):
         clips, frames, *_ = shape(batch)
@@ -313,7 +313,7 @@ def test_a_range_of_one_length_is_that_length(path: Path, length: Any) -> None:
         assert digests(pair[0], 2) == digests(pair[1], 2)
     mapped = SeqRecordMapDataset(path, features=["id"], clip_len=length)
     assert mapped[5]["id"].shape == (3, 2)
-    pipe = SeqRecordPipe(path, clip_len=length, batch_size=MaxFrames(13), last_batch="drop")
+    pipe = SeqRecordPipe(path, clip_len=length, batch_size=Budget(13), last_batch="drop")
     assert {len(batch["start"]) for batch in pipe} == {4}
 
 
@@ -358,13 +358,13 @@ def test_states_of_other_draws(path: Path) -> None:
     pipe = SeqRecordPipe(path, **case)
     next(iter(pipe))
     state = pipe.state_dict()
-    others = {"clip_len": (2, 4), "batch_size": MaxFrames(10), "samples": subset(of=6)}
+    others = {"clip_len": (2, 4), "batch_size": Budget(10), "samples": subset(of=6)}
     for name, value in others.items():
         with pytest.raises(StateError, match=name.replace("batch_size", "frames_per_batch")):
             SeqRecordPipe(path, **{**case, name: value}).load_state_dict(state)
 
 
-MIXES: list[dict[str, Any]] = [{"batch_size": MaxFrames(12)}, {"batch_size": 4}]
+MIXES: list[dict[str, Any]] = [{"batch_size": Budget(12)}, {"batch_size": 4}]
 
 
 def make_mix(path: Path, episodes: str | None = None, **options: Any) -> SeqRecordMix:
@@ -430,7 +430,7 @@ def test_mixes_resume(path: Path, options: dict[str, Any]) -> None:
 
 
 def test_batches_reuse_buffers_of_the_largest_batch(path: Path) -> None:
-    pipe = SeqRecordPipe(path, clip_len=(2, 24), batch_size=MaxFrames(30), features=["id"])
+    pipe = SeqRecordPipe(path, clip_len=(2, 24), batch_size=Budget(30), features=["id"])
     addresses = Counter(batch["id"].data_ptr() for _ in range(12) for batch in pipe)
     assert len(addresses) <= 10 < sum(addresses.values()) // 5
 
@@ -509,7 +509,7 @@ def test_errors(path: Path) -> None:
         ({"clip_len": (2, 3, 4)}, "clip_len"),
         ({"clip_len": (0, 3)}, "clip_len"),
         ({"clip_len": (2, 5)}, "single clips"),
-        ({"clip_len": (2, 5), "batch_size": MaxFrames(8, max_rows=2)}, "max_rows"),
+        ({"clip_len": (2, 5), "batch_size": Budget(8, max_rows=2)}, "max_rows"),
         ({**two, "windows": {"id": [0]}}, "windows"),
         ({**two, "order": "sequences"}, "sequences"),
         (
@@ -530,7 +530,7 @@ def test_errors(path: Path) -> None:
         with pytest.raises(ClipError, match="map-style"):
             SeqRecordMapDataset(path, **options)
     drawn: dict[str, Any] = {"clip_len": (2, 5), "features": ["image"]}
-    frames = {"batch_size": MaxFrames(4)}
+    frames = {"batch_size": Budget(4)}
     mixes: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (VGGT, {"batch_size": 4}, "batch_size"),
         ({"clip_len": 2}, frames, "source"),
@@ -710,7 +710,7 @@ def test_invalid_arguments_are_refused(path: Path) -> None:
         SeqRecordPipe(path, **named, samples=dilate(1, 2))
 
 
-@pytest.mark.parametrize("batch_size", [4, MaxFrames(12)], ids=str)
+@pytest.mark.parametrize("batch_size", [4, Budget(12)], ids=str)
 def test_a_range_of_one_length_draws_nothing(path: Path, batch_size: Any) -> None:
     options: dict[str, Any] = {"batch_size": batch_size, "features": FEATURES, "seed": 2}
     drawn, fixed = (SeqRecordPipe(path, clip_len=n, **options) for n in ((3, 3), 3))

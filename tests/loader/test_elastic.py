@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import EngineOptions, MaxFrames, SeqRecordIterableDataset, SeqRecordMix, StateError
+from seqrecord import Budget, EngineOptions, SeqRecordIterableDataset, SeqRecordMix, StateError
 from seqrecord.errors import MemoryLimitError
 from tests.kit.clip_data import begun, digests, make_loader, names, resumed
 from tests.kit.datasets import columns, noise, write_dataset, written_once
@@ -310,7 +310,7 @@ def test_lists_of_frames_with_other_memory_and_batches(
 
 
 def test_a_state_of_batches_of_frames_needs_batches_of_frames(complete: Path) -> None:
-    sizes = (MaxFrames(12), MaxFrames(9), 4)
+    sizes = (Budget(12), Budget(9), 4)
     loaders = [SeqRecordIterableDataset(complete, clip_len=(2, 3), batch_size=n) for n in sizes]
     for saved in loaders:
         begun(saved)

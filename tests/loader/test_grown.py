@@ -17,8 +17,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord import (
+    Budget,
     FrameCache,
-    MaxFrames,
     SeqRecordIterableDataset,
     SeqRecordNode,
     SeqRecordPipe,
@@ -92,7 +92,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "single clips": {"batch_size": None},
     "in order": {"shuffle": False, "last_batch": "keep"},
     "sequences": {"order": "sequences", "batch_size": 2},
-    "lengths": {"clip_len": (2, 5), "batch_size": MaxFrames(12)},
+    "lengths": {"clip_len": (2, 5), "batch_size": Budget(12)},
     "streamed": {"memory_limit": 60_000, "engine": seqrecord.EngineOptions(num_cursors=2)},
     "padded": {"pad": "edge", "windows": {"id": [0, 1, 2]}},
     "a function": {"samples": every(2, rotate=True)},

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import MaxFrames, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
+from seqrecord import Budget, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
 from tests.kit.datasets import columns, write_dataset, written_once
 
 pytestmark = [
@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "keep": {"batch_size": 4, "last_batch": "keep"},
     "drop": {"batch_size": 4, "last_batch": "drop"},
     "single clips": {},
-    "budget": {"batch_size": MaxFrames(9), "clip_len": (1, 4)},
+    "budget": {"batch_size": Budget(9), "clip_len": (1, 4)},
     "functions": {"batch_size": 4, "samples": fewer},
     "sequences": {"batch_size": 3, "order": "sequences"},
 }

@@ -524,7 +524,7 @@ def test_clips_of_drawn_lengths(root: Path, device: str | None) -> None:
     settings: dict[str, Any] = {"weights": WEIGHTS, "device": device}
     mix = SeqRecordMix(
         sources(root, clip_len=(2, 5), samples=subset(of=6), **options),
-        batch_size=seqrecord.MaxFrames(12),
+        batch_size=seqrecord.Budget(12),
         **form({"action": 32}, {"action": "source"}),
         **settings,
     )

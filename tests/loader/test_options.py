@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import (
+    Budget,
     ClipError,
     EngineOptions,
     LoaderOptions,
-    MaxFrames,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
     SeqRecordMix,
@@ -270,7 +270,7 @@ CONFLICTS: list[tuple[dict[str, Any], str, str, Any]] = [
         "clip_len=4, reverse",
     ),
     (
-        {"samples": [TABLE, dilate(1, 2)], "stride": 2, "pad": "edge", "batch_size": MaxFrames(8)},
+        {"samples": [TABLE, dilate(1, 2)], "stride": 2, "pad": "edge", "batch_size": Budget(8)},
         "samples has the starts, or the frames of each clip",
         "no stride, clip_len, pad, dilate",
         None,
@@ -296,13 +296,13 @@ CONFLICTS: list[tuple[dict[str, Any], str, str, Any]] = [
     (
         {
             "clip_len": (2, 4),
-            "batch_size": MaxFrames(8, cost="tokens"),
+            "batch_size": Budget(8, cost="tokens"),
             "output": "numpy",
             "device": "cpu",
         },
         "a drawn clip_len has batches by frames alone",
         "Budget(48), without cost and max_rows; or an integer clip_len",
-        f"clip_len=(2, 4), batch_size={MaxFrames(8, cost='tokens')}",
+        f"clip_len=(2, 4), batch_size={Budget(8, cost='tokens')}",
     ),
     (
         {"output": "numpy", "device": "cpu", "engine": TORCHCODEC, "frame_transform": _frames},

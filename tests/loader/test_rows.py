@@ -59,7 +59,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "in order": {"batch_size": 4, "shuffle": False, "last_batch": "keep"},
     "sequences": {"batch_size": 2, "order": "sequences"},
     "columns": {"batch_size": 4, "windows": {"id": [-2, 0]}, "pad": "edge", "metadata": ["robot"]},
-    "budget": {"batch_size": seqrecord.MaxFrames(12), "clip_len": (2, 5)},
+    "budget": {"batch_size": seqrecord.Budget(12), "clip_len": (2, 5)},
     "crops": {
         "batch_size": 4,
         "clip_transform": [seqrecord.RandomCrop((4, 4)), seqrecord.HorizontalFlip(0.5)],

@@ -63,7 +63,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sequences": {"batch_size": 2, "clip_len": 3, "order": "sequences"},
     "windows": {"batch_size": 4, "windows": {"id": [-2, 0], "image": range(0, 4, 2)}},
     "padding": {"batch_size": 4, "clip_len": 8, "pad": "edge"},
-    "budget": {"batch_size": seqrecord.MaxFrames(12), "clip_len": (2, 5)},
+    "budget": {"batch_size": seqrecord.Budget(12), "clip_len": (2, 5)},
     "features": {"batch_size": 4, "clip_len": 3, "features": ["id"], "rename": {"id": "number"}},
     "resized": {"batch_size": 4, "clip_len": 3, "resize": (6, 8)},
     "normalized": {"batch_size": 4, "clip_len": 3, "vectors": NORMALIZED},

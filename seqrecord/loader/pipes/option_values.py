@@ -134,7 +134,7 @@ class BudgetColumns(Protocol):
 
 @dataclass(frozen=True)
 class Budget:
-    """Batches by the costs of their clips: `batch_size` of loaders. `MaxFrames` is another name.
+    """Batches by the costs of their clips: `batch_size` of loaders.
 
     Example:
         table = {"episode": ["demo/000"] * 3, "frames": [[0, 4, 8], [2], [5, 6]]}
@@ -181,9 +181,6 @@ class Budget:
     def rows(self, cost: int) -> int:
         """The clips of a batch whose clips cost `cost` each, at least 1."""
         return max(1, min(self.size // cost, self.max_rows or MAX_INT))
-
-
-MaxFrames = Budget
 
 
 @dataclass(frozen=True)
