@@ -1,4 +1,4 @@
-"""`seqrecord info PATH --state FILE --batch N`: rows of a run's batch, from its state alone."""
+"""`seqrecord info PATH --state FILE --batch N`: `rows` of a loader with the state's arguments."""
 
 from __future__ import annotations
 
@@ -61,11 +61,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "single clips": {"clip_len": 3, "dilation": 2, "stride": 2},
     "in order": {"batch_size": 4, "clip_len": 3, "shuffle": False, "last_batch": "drop"},
     "sequences": {"batch_size": 2, "clip_len": 3, "order": "sequences"},
-    "windows": {"batch_size": 4, "windows": {"id": [-2, 0], "image": range(0, 4, 2)}},
     "padding": {"batch_size": 4, "clip_len": 8, "pad": "edge"},
     "budget": {"batch_size": seqrecord.Budget(12), "clip_len": (2, 5)},
     "features": {"batch_size": 4, "clip_len": 3, "features": ["id"], "rename": {"id": "number"}},
-    "resized": {"batch_size": 4, "clip_len": 3, "resize": (6, 8)},
     "normalized": {"batch_size": 4, "clip_len": 3, "vectors": NORMALIZED},
     "memory": {"batch_size": 4, "clip_len": 3, "memory_limit": "1MiB"},
     "engine": {
@@ -98,8 +96,8 @@ def test_a_split_and_samples_of_the_run(path: Path, tmp_path: Path) -> None:
     place = "--split", "train", "--samples", "{every: 2}"
     assert rows_of(path, file, "--batch", 1, *place)["rows"] == as_json(loader.rows(0, 1))
     message = fail("info", path, "--state", file, "--batch", 1, "--split", "train")
-    assert "no samples that can be made again; " in message
-    assert "expected: --samples of the run, or in Python a loader" in message
+    assert "the state does not have the samples of the run; " in message
+    assert "expected: --samples of the run; or in Python a loader" in message
     message = fail("info", path, "--state", file, "--batch", 1, *place[2:])
     assert "of other episodes of this dataset" in message
     assert "loader.load_state_dict(state); loader.rows(" in message
@@ -147,11 +145,18 @@ def test_the_table_of_a_batch(path: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_state_does_not_have(path: Path, tmp_path: Path) -> None:
-    timed = SeqRecordPipe(
-        path, windows={"image": seqrecord.Latest(max_age=5)}, clip_len=2, batch_size=2
-    )
-    changed = SeqRecordPipe(path, clip_len=2, frame_transform=lambda frame: {"x": frame["id"]})
-    for loader, problem in ((timed, "no windows of image"), (changed, "other settings: shapes")):
+    windows: list[dict[str, Any]] = [
+        {"windows": {"image": seqrecord.Latest(max_age=5)}, "clip_len": 2},
+        {"windows": {"id": [-2, 0], "image": range(0, 4, 2)}},
+    ]
+    shapes: list[dict[str, Any]] = [
+        {"frame_transform": lambda frame: {"x": frame["id"]}, "clip_len": 2},
+        {"resize": (6, 8), "clip_len": 2},
+    ]
+    cases = [(options, "does not have the windows") for options in windows]
+    cases += [(options, "other settings: shapes") for options in shapes]
+    for options, problem in cases:
+        loader = SeqRecordPipe(path, batch_size=2, **options)
         message = fail("info", path, "--state", saved(loader, tmp_path), "--batch", 0)
         assert problem in message
         assert "in Python a loader with the run's arguments" in message

@@ -149,11 +149,6 @@ class EpochLoaders:
         start = State(epoch, ranks=position.ranks, workers=position.workers)
         return State.parse(self.to_json(start))
 
-    def with_saved_only(self) -> EpochLoaders:
-        """The loaders with the episodes of the loaded state in all epochs."""
-        is_grown = self.earlier is not None
-        return EpochLoaders(self.of_saved, self.earlier_since if is_grown else self.since)
-
     def note(self) -> None:
         """Log one warning if the data have grown since the loaded state."""
         if self.earlier is None:

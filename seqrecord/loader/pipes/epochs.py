@@ -244,10 +244,6 @@ class Epochs:
         position = State.parse(self.shared_position(shard, at_end=True))
         return self._loaders.run_of(epoch, position)
 
-    def stay_with_state(self) -> None:
-        """Use the episodes and samples of the loaded state in all epochs, to name its batches."""
-        self._loaders = self._loaders.with_saved_only()
-
     def load(
         self,
         state: Mapping[str, Any],

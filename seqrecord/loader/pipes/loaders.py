@@ -419,8 +419,3 @@ class SeqRecordIterableDataset(StreamingLoader, IterableDataset[Clip]):
 def loader_of(streaming: StreamingLoader) -> ClipLoader:
     """The loader that plans and runs a stream's epochs."""
     return streaming._loader
-
-
-def stay_with_state(stream: EpochStream) -> None:
-    """Use the episodes and samples of the loaded state in all epochs, to name its batches."""
-    stream._epochs.stay_with_state()

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
-from seqrecord.errors import StateError
+from seqrecord.errors import SeqRecordError, StateError
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.text import repr_of, table_lines
 from seqrecord.tools.cli.terminal import echo_json
 
 if TYPE_CHECKING:
+    from seqrecord.loader.mixing.mix import SeqRecordMix
+    from seqrecord.loader.pipes.loaders import EpochStream, SeqRecordIterableDataset
     from seqrecord.loader.pipes.states import State
+    from seqrecord.store.reading.dataset import Dataset
 
+_FOR_ROWS: dict[str, Any] = {"memory_limit": 1 << 50, "rank": (0, 1), "normalization": "stored"}
+"""Arguments that matter for frames alone, of which none is read."""
+
+_IN_PYTHON = (
+    "in Python a loader with the run's arguments: loader.load_state_dict(state); "
+    "loader.rows(epoch, batch, rank=…)"
+)
 _MAX_CELL = 40  # characters
 
 
@@ -33,26 +43,29 @@ def show_rows(
     is_mix: bool,
     as_json: bool,
 ) -> None:
-    """Print the rows of a batch in the run that saved the state in a JSON file."""
+    """Print `rows` of a loader with the arguments of a state in a JSON file, loaded with it."""
     # Imported late: torch takes seconds.
-    from seqrecord.loader.mixing.file import load_mix
-    from seqrecord.loader.mixing.file_values import python_value
-    from seqrecord.loader.mixing.mix import SeqRecordMix
-    from seqrecord.loader.mixing.yaml_file import yaml_value
-    from seqrecord.loader.pipes.state_loaders import find_state, loader_of_state, mix_of_state
+    from seqrecord.loader.pipes.states import State
 
-    state = find_state(_read(file), file)
+    state = State.parse(_saved_state(_read(file), file))
     numbers = {**which}
     for name, default in (("epoch", state.epoch), ("rank", 0)):
         if numbers[name] is None:
             numbers[name] = default
-    if is_mix:
-        loader = mix_of_state(partial(load_mix, SeqRecordMix, path, split), state)
-        rows = loader.rows(**numbers)
-    else:
-        table = None if samples is None else python_value("samples", yaml_value(samples))
-        with open_dataset(path, **open_options) as dataset:
-            rows = loader_of_state(dataset, state, table, split).rows(**numbers)
+    loader: EpochStream
+    try:
+        with ExitStack() as opened:
+            if is_mix:
+                loader = _mix(path, state, split)
+            else:
+                dataset = opened.enter_context(open_dataset(path, **open_options))
+                loader = _loader(dataset, state, samples, split)
+            loader.load_state_dict(state.to_json())
+            rows = loader.rows(**numbers)
+    except SeqRecordError as error:
+        expected = "" if error.expected is None else f"{error.expected}; or "
+        error.expected = f"{expected}{_IN_PYTHON}"
+        raise
     values = {name: _plain(value) for name, value in rows.items()}
     if as_json:
         echo_json({**numbers, "rows": values})
@@ -60,6 +73,99 @@ def show_rows(
     click.echo(_title(numbers, state))
     for line in _lines(values):
         click.echo(f"  {line}")
+
+
+def _loader(
+    dataset: Dataset, state: State, samples: str | None, split: str | None
+) -> SeqRecordIterableDataset:
+    """A loader of a dataset with those arguments of the run that its state has as values."""
+    from seqrecord.loader.mixing.file_values import python_value
+    from seqrecord.loader.mixing.yaml_file import yaml_value
+    from seqrecord.loader.pipes.loaders import SeqRecordIterableDataset
+    from seqrecord.loader.pipes.options import EngineOptions
+
+    if state.shared_arguments:
+        raise StateError(
+            "the state is one of a mix",
+            file=dataset.url,
+            expected="the mix file of the run in place of the dataset",
+            got=f"a state of {len(state.sources)} sources",
+        )
+    [source] = state.sources
+    request, settings = source.request, source.settings
+    for name, remedy in (("windows", None), ("samples", "--samples of the run")):
+        if request.get(name) and (remedy is None or samples is None):
+            raise StateError(
+                f"the state does not have the {name} of the run", file=dataset.url, expected=remedy
+            )
+    arguments = {
+        "clip_len": _clip_len(request),
+        **{name: request.get(name) for name in ("stride", "dilation", "pad", "features")},
+        "samples": None if samples is None else python_value("samples", yaml_value(samples)),
+        "split": split,
+        "order": settings.order,
+        "shuffle": settings.shuffle,
+        "seed": settings.seed,
+        "batch_size": _batch_size(request, settings.batch_size),
+        "last_batch": settings.last_batch,
+    }
+    return SeqRecordIterableDataset(
+        dataset,
+        **{name: value for name, value in arguments.items() if value is not None},
+        engine=EngineOptions(
+            shuffle_buffer=request.get("shuffle_buffer"),
+            fixed_shards=bool(request.get("fixed_shards")),
+        ),
+        **_FOR_ROWS,
+    )
+
+
+def _mix(path: str, state: State, split: str | None) -> SeqRecordMix:
+    """The mix of a file with the arguments of a state."""
+    from seqrecord.loader.mixing.file import load_mix
+    from seqrecord.loader.mixing.mix import SeqRecordMix
+
+    if not (shared := state.shared_arguments):
+        raise StateError(
+            "the state is not one of a mix",
+            expected="the dataset of the run in place of the mix file",
+            got="a state of one dataset",
+        )
+    size = _batch_size(shared, shared.get("batch_size"))
+    overrides = {"seed": shared.get("seed"), "batch_size": size, **_FOR_ROWS}
+    fallbacks = {"clip_len": _clip_len(state.sources[0].request)}
+    mix: SeqRecordMix = load_mix(SeqRecordMix, path, split, overrides, fallbacks)
+    return mix
+
+
+def _clip_len(request: Mapping[str, Any]) -> Any:
+    """The argument `clip_len` of a request, which JSON has as a list if it is drawn."""
+    clip_len = request.get("clip_len")
+    return tuple(clip_len) if isinstance(clip_len, list) else clip_len
+
+
+def _batch_size(request: Mapping[str, Any], size: Any) -> Any:
+    """The argument `batch_size` of a request whose plans have batches of at most `size` clips."""
+    from seqrecord.loader.pipes.option_values import Budget
+
+    if (budget := request.get("budget")) is not None:
+        return Budget(**budget)
+    frames = request.get("frames_per_batch")
+    return size if frames is None else Budget(frames)
+
+
+def _saved_state(saved: Any, file: str) -> Any:
+    """The loader's state in a checkpoint's JSON: itself, or the only one among its values."""
+    values = saved.values() if isinstance(saved, Mapping) and "sources" not in saved else [saved]
+    states = [value for value in values if isinstance(value, Mapping) and "sources" in value]
+    if len(states) != 1:
+        raise StateError(
+            f"the file has {'several states' if states else 'no state'} of a loader",
+            file=file,
+            expected='json.dump(loader.state_dict(), file), or {"loader": loader.state_dict(), …}',
+            got=repr_of(saved, 100),
+        )
+    return states[0]
 
 
 def _read(file: str) -> Any:
