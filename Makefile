@@ -153,9 +153,8 @@ test-services: $(INSTALLED) ## Run the tests that need Azurite, moto, nginx or a
 	$(PYTEST) --dist worksteal -m service
 
 # Tests that wait and tests that compute overlap in one run.
-test-others: $(INSTALLED) ## Run the tests that `make test` leaves out: slow tests, tests of services and of benchmarks
-	$(PYTEST) --dist worksteal -m 'slow or service or development' $(SHARE) tests benchmarks/tests development/tests
-	$(BIN)/python -W ignore -m benchmarks.pages # names pages whose measured code has changed since
+test-others: $(INSTALLED) ## Run the tests that `make test` leaves out, except those of committed pages: slow tests, tests of services and of benchmarks
+	$(PYTEST) --dist worksteal -m '(slow or service or development) and not page' $(SHARE) tests benchmarks/tests development/tests
 
 test-torchcodec: $(INSTALLED) ## Run the tests of decoding with torchcodec; needs FFmpeg's libraries
 	$(BIN)/python -c 'import torchcodec.decoders'
@@ -166,7 +165,7 @@ test-peers: $(INSTALLED) ## Run the tests that compare with OpenCV and COLMAP; i
 	$(BIN)/python -c 'import cv2, pycolmap'
 	$(PYTEST) --dist worksteal tests/formats/test_scenes.py
 
-test-benchmarks: $(INSTALLED) ## Run the tests in benchmarks/tests and development/tests
+test-benchmarks: $(INSTALLED) ## Run the tests in benchmarks/tests and development/tests, also of committed pages
 	$(PYTEST) --dist worksteal -m '' $(SHARE) benchmarks/tests development/tests
 	$(BIN)/python -W ignore -m benchmarks.pages # names pages whose measured code has changed since
 

@@ -3,7 +3,7 @@
     python -m benchmarks.pages            # names pages whose measured code has changed since
     python -m benchmarks.pages --write    # writes all pages again from their JSON
 
-Measures nothing. `make test-benchmarks` does the first, in CI as warnings.
+Measures nothing. `make test-benchmarks` does the first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -158,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             page.path.write_text(page.render())
         return
     for line in _old_pages():
-        print(f"::warning::{line}" if "GITHUB_ACTIONS" in os.environ else line)
+        print(line)
 
 
 if __name__ == "__main__":

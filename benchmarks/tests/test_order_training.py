@@ -171,6 +171,7 @@ def test_tables_of_orders() -> None:
     assert len(parts) == 1 + 8
 
 
+@pytest.mark.page
 def test_the_page_has_the_tables_of_this_code() -> None:
     """After a change: `python -m benchmarks.tartanair.shuffle_quality --write`, and the same of
     `default_mixing`.

@@ -11,6 +11,7 @@ from benchmarks.prose import BLOCKS, Block, replaced
 from benchmarks.timing import ROOT
 
 
+@pytest.mark.page
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.file}-{block.name}")
 def test_pages_say_what_was_measured(block: Block) -> None:
     """After a change: `python -m benchmarks.prose`."""
@@ -18,6 +19,7 @@ def test_pages_say_what_was_measured(block: Block) -> None:
     assert text == replaced(text, block.name, block.text())
 
 
+@pytest.mark.page
 def test_readme_begins_with_the_overlap() -> None:
     text = (ROOT / "README.md").read_text().partition("<!-- measured -->\n")[2]
     overlap, later = text.index("**Overlapping clips**"), text.index("**Later epochs**")
@@ -49,6 +51,7 @@ def test_comparisons_follow_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "is faster from disk (50.5 against 36.5 steps/s)" in prose.trainings_block()
 
 
+@pytest.mark.page
 def test_overlap_follows_the_best_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ours with either codec; a loader that was not measured is not another one's sentence."""
     read = prose._read

@@ -51,6 +51,7 @@ ROOT = Path(__file__).parents[2]
 ROW = "benchmarks.tartanair.compare.row"
 
 
+@pytest.mark.page
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.file)
 def test_published_pages_match_their_results(page: Page) -> None:
     assert page.path.read_text() == page.render()
@@ -104,6 +105,7 @@ SYSTEMS = {
 """Every system of the published comparisons, by heading of tartanair/RESULTS.md."""
 
 
+@pytest.mark.page
 @pytest.mark.parametrize("heading", SYSTEMS)
 def test_every_system_keeps_its_row(heading: str) -> None:
     """With a figure, or with the reason that there is none."""
@@ -120,6 +122,7 @@ def test_every_system_keeps_its_row(heading: str) -> None:
             assert figures or reasons, cells
 
 
+@pytest.mark.page
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.file)
 def test_published_rows_pass_the_checks(page: Page) -> None:
     for document in page.documents():
@@ -134,6 +137,7 @@ DEFAULTS: dict[str, Callable[[list[str]], Any]] = {
 }
 
 
+@pytest.mark.page
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.file)
 def test_commands_measure_what_is_committed(page: Page) -> None:
     """The settings of published figures are the defaults of their command."""
