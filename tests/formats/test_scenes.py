@@ -110,10 +110,12 @@ def projected(path: Path, options: dict[str, Any]) -> Any:
     """Images of clips, and where their poses and intrinsics project the corners."""
     images = ("image", "pose", "intrinsics", "image_intrinsics")
     kept = [name for name in seqrecord.open(path).features if name in images]
+    options = {"camera": seqrecord.Camera(dtype="float64"), **options}
     clips = seqrecord.SeqRecordMapDataset(path, clip_len=1, features=kept, **options)
     for clip in map(clips.__getitem__, range(len(clips))):
-        [column] = [name for name in clip if name.endswith("intrinsics")]
-        fx, fy, cx, cy = clip[column].reshape(4).tolist()
+        fx, fy, cx, cy = clip["image_K"][0, [0, 1, 0, 1], [0, 1, 2, 2]].tolist()
+        for column in [name for name in clip if name.endswith("intrinsics")]:
+            np.testing.assert_allclose(clip[column].reshape(4), [fx, fy, cx, cy])
         to_camera = np.linalg.inv(clip["pose"][0].numpy())
         seen = CORNERS @ to_camera[:3, :3].T + to_camera[:3, 3]
         if "flipped" in clip and bool(clip["flipped"]):

@@ -206,27 +206,23 @@ def test_cameras_of_renamed_images(tmp_path: Path, names: dict[str, str], per_fr
     front, back = (names.get(name, name) for name in lengths)
     crops = {name: [CenterCrop((9, 11))] for name in (front, back)}
     steps: dict[str, dict[str, Any]] = {
-        "camera": {"camera": True},
+        "none": {},
         "one crop": {"clip_transform": {front: crops[front]}},
         "crops": {"clip_transform": crops},
     }
     for step, options in steps.items():
-        features = [*frames] if step != "camera" else ["front", "back"]
-        batch = first_batch(tmp_path, **{"camera": None} | options, features=features, rename=names)
+        batch = first_batch(tmp_path, features=[*frames], rename=names, **options)
         for name in (front, back):
             fx = float(batch[name].flatten()[0])
-            if step == "camera":
-                assert (batch[f"{name}_K"][..., 0, 0] == fx).all(), (step, name)
-            elif per_frame:
+            is_cropped = step == "crops" or (step == "one crop" and name == front)
+            cy = PINHOLE["cy"] - (4 if is_cropped else 0)
+            assert (batch[f"{name}_K"][..., 0, 0] == fx).all(), (step, name)
+            assert (batch[f"{name}_K"][..., 1, 2] == cy).all(), (step, name)
+            if per_frame:
                 stored = {new: old for old, new in names.items()}.get(name, name)
                 matrix = batch[f"{stored}_intrinsics"]
                 assert (matrix[..., 0] == fx).all(), (step, name)
-                shift = 4 if name == front or step == "crops" else 0
-                assert (matrix[..., 3] == PINHOLE["cy"] - shift).all(), (step, name)
-            elif f"{name}_intrinsics" in batch:
-                assert (batch[f"{name}_intrinsics"][:, 0] == fx).all(), (step, name)
-        if step == "crops" and not per_frame:
-            assert {f"{name}_intrinsics" for name in (front, back)} <= batch.keys()
+                assert (matrix[..., 3] == cy).all(), (step, name)
 
 
 EXCHANGED = {"image_left": "image_right", "image_right": "image_left"}
@@ -270,13 +266,10 @@ def test_a_renamed_image_has_no_camera_of_its_name(
     options: dict[str, Any] = {"features": [old], "rename": {old: new}}
     options["clip_transform"] = CenterCrop((9, 11))
     if not has_own:
-        batch = first_batch(tmp_path, **options, camera=None)
-        assert "intrinsics" not in batch
-        assert f"{new}_intrinsics" not in batch
+        with pytest.raises(ClipError, match="no image has a pose or intrinsics"):
+            first_batch(tmp_path, **options)
         return
-    batch = first_batch(tmp_path, **options)
-    for values in (batch[f"{new}_K"][..., 0, 0], batch[f"{new}_intrinsics"][:, 0]):
-        assert (values == 150).all()
+    assert (first_batch(tmp_path, **options)[f"{new}_K"][..., 0, 0] == 150).all()
 
 
 @pytest.mark.parametrize("names", [{"width": "w"}, {"number": "width"}, {"number": "skew"}])
@@ -519,11 +512,46 @@ def test_a_feature_with_the_name_of_a_column(tmp_path: Path) -> None:
     assert "image_K" in first_batch(tmp_path, camera=True)
 
 
-def test_crops_of_one_source_keep_their_columns(records: Path) -> None:
+def test_crops_add_no_columns_of_cameras(records: Path) -> None:
     steps = [CenterCrop(12), seqrecord.Resize(6)]
-    batch = first_batch(records, clip_transform=steps)
-    numbers = batch["image_K"][0, 0][[0, 1, 0, 1], [0, 1, 2, 2]]
-    np.testing.assert_allclose(numbers, batch["intrinsics"][0], rtol=1e-6)
+    without = first_batch(records, camera=None, clip_transform=steps)
+    assert without.keys() == {"episode", "start", "crop", "image"}
+    assert first_batch(records, clip_transform=steps)["crop"].tolist() == [[3, 5, 12, 12]] * 2
+
+
+WITHOUT_POSES: dict[str, dict[str, Any]] = {
+    "an image and its camera": {"image": (HEIGHT, WIDTH, 3)},
+    "depth alone": {"depth": (HEIGHT, WIDTH)},
+    "intrinsics per frame": {"image": (HEIGHT, WIDTH, 3), "intrinsics": (4,)},
+    "depth with intrinsics per frame": {"depth": (HEIGHT, WIDTH), "depth_intrinsics": (4,)},
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_POSES)
+@pytest.mark.parametrize("has_kind", [True, False])
+def test_datasets_without_poses(tmp_path: Path, name: str, has_kind: bool) -> None:
+    """Columns of K and distortion, none of poses and positions."""
+    shapes, numbers = WITHOUT_POSES[name], [*PINHOLE.values()]
+    dtypes = {"image": "u1", "depth": "f4"}
+    frame = {
+        feature: np.zeros(shape, dtypes.get(feature, "f8")) for feature, shape in shapes.items()
+    }
+    (image, *intrinsics) = shapes
+    frame |= dict.fromkeys(intrinsics, np.array(numbers))
+    kinds: dict[str, Any] = {feature: {"kind": "intrinsics"} for feature in intrinsics}
+    if has_kind and image == "depth":
+        kinds["depth"] = {"kind": "depth"}
+    metadata: Any = {} if intrinsics else {"camera": PINHOLE}
+    write_dataset(tmp_path, {"a": [frame] * 4}, metadata={"a": metadata}, features=kinds)
+    steps = [CenterCrop((HEIGHT, WIDTH - 4)), HorizontalFlip(1)]
+    for more in ({}, {"camera": Camera(relative=RelativePose("first"))}):
+        batch = first_batch(tmp_path, features=[image], clip_transform=steps, **more)
+        matrix = [[30, 0, WIDTH - 5 - (10.25 - 2)], [0, 28, 8.5], [0, 0, 1]]
+        assert batch[f"{image}_K"].tolist() == [[matrix] * 2] * 2
+        columns_of_image = ("K", "K_is_missing", "distortion")
+        more_columns = ("distortion_is_missing", "distortion_model")
+        expected = {f"{image}_{noun}" for noun in (*columns_of_image, *more_columns)}
+        assert batch.keys() == {"episode", "start", image, "crop", "flipped", *expected}
 
 
 def off_centre(path: Path, **options: Any) -> Path:
@@ -667,7 +695,7 @@ def test_remote_storage(records: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("in_place", [False, True])
 def test_cameras_of_lerobot(tmp_path: Path, in_place: bool) -> None:
-    """Its videos have the calibration that the metadata gets; poses are missing."""
+    """Its videos have the calibration that the metadata gets; there are no poses."""
     root, (name, _) = unpack(tmp_path), CAMERAS
     with_video(root, (5, 3, 7), name)
     source = seqrecord.open_source(root, features=[name, "action"])
@@ -681,8 +709,7 @@ def test_cameras_of_lerobot(tmp_path: Path, in_place: bool) -> None:
     seqrecord.edit.set_metadata(tmp_path / "records", None, {"camera": PINHOLE})
     for batch in SeqRecordPipe(tmp_path / "records", **options):
         assert batch[f"{name}_K"][1, 1].tolist() == [[30, 0, 10.25], [0, 28, 8.5], [0, 0, 1]]
-        assert batch[f"{name}_pose_is_missing"].all()
-        assert not batch[f"{name}_pose"].any()
+        assert not any("pose" in column for column in batch)
 
 
 def test_poses_of_a_companion(tmp_path: Path) -> None:
@@ -708,7 +735,7 @@ def test_edited_datasets(tmp_path: Path) -> None:
     assert first_batch(tmp_path, Camera(poses={}))["image_pose_is_missing"].all()
     assert check(first_batch(tmp_path, Camera(poses={"image": "T"}))) == 4
     seqrecord.edit.drop_features(tmp_path, ["T"])
-    assert first_batch(tmp_path)["image_pose_is_missing"].all()
+    assert "image_pose" not in first_batch(tmp_path)
 
 
 def test_poses_that_the_metadata_names(tmp_path: Path) -> None:

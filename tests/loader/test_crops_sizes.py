@@ -15,6 +15,7 @@ from PIL import Image
 
 import seqrecord
 from seqrecord import (
+    Camera,
     CenterCrop,
     ClipError,
     FeatureSpec,
@@ -132,21 +133,22 @@ def check(batch: dict[str, Any], length: int, size: Any, shape: tuple[int, int])
                 np.testing.assert_allclose(
                     got.astype("f8"), expected.astype("f8"), atol=tolerance, rtol=0
                 )
-        if "intrinsics" in batch:
-            check_intrinsics(key, clip, batch["intrinsics"][i], shape)
+        if "image_K" in batch:
+            for t in range(length):
+                check_matrix(key, clip, batch["image_K"][i, t], shape)
 
 
-def check_intrinsics(key: str, clip: dict[str, Any], got: Any, shape: tuple[int, int]) -> None:
+def check_matrix(key: str, clip: dict[str, Any], got: Any, shape: tuple[int, int]) -> None:
     """Compares pixel positions of projected camera points."""
     if key == "set/2":
-        assert got.isnan().all()
+        assert not got.any()
         return
     top, left, height, width = clip["crop"].tolist()
     for x, y in ((0.1, 0.2), (-0.5, 0.7)):
         along_x = CAMERA["fx"] * x + CAMERA["cx"] + 0.5 - left  # from the window's edge
         along_y = CAMERA["fy"] * y + CAMERA["cy"] + 0.5 - top
         along_x, along_y = along_x * shape[1] / width, along_y * shape[0] / height
-        fx, fy, cx, cy = got.tolist()
+        fx, fy, cx, cy = got[[0, 1, 0, 1], [0, 1, 2, 2]].tolist()
         if clip.get("flipped"):
             along_x, fx = shape[1] - along_x, -fx
         assert fx * x + cx + 0.5 == pytest.approx(along_x)
@@ -174,8 +176,8 @@ CHAINS: dict[str, tuple[Any, Any, tuple[int, int]]] = {
 def test_episodes_of_other_sizes(path: Path, name: str) -> None:
     transform, size, shape = CHAINS[name]
     settings: dict[str, Any] = {"clip_len": 2, "batch_size": 4, "clip_transform": transform}
-    for device in (None, "cpu"):
-        pipe = SeqRecordPipe(path, **settings, device=device, ragged="list")
+    for device, camera in ((None, None), ("cpu", None), (None, Camera(dtype="float64"))):
+        pipe = SeqRecordPipe(path, **settings, device=device, ragged="list", camera=camera)
         crops = set()
         for batch in pipe:
             check(batch, 2, size, shape)
@@ -330,11 +332,6 @@ def test_cameras_of_two_sizes_have_separate_steps(cameras: Path, shared: bool) -
                 clip = {n: batch[f"{name}_{n}"][i] for n in ("crop", "flipped")}
                 expected = seen("other", whole[name], clip, None)
                 np.testing.assert_array_equal(batch[name][i, 0].numpy(), expected)
-        cx = 9.5 - batch["wrist_crop"][:, 1]
-        cx = torch.where(batch["wrist_flipped"], 3 - cx, cx)
-        assert (batch["wrist_intrinsics"][:, 2] == cx).all()
-        assert (batch["wrist_intrinsics"][:, 0] == 3).all()
-        assert "front_right_intrinsics" not in batch  # the metadata does not have this camera
 
 
 SHARED: dict[str, dict[str, list[Any]]] = {
@@ -405,52 +402,41 @@ def test_the_second_step_of_a_type_shares_with_the_second_one(cameras: Path) -> 
 
 def test_cameras_with_a_shared_window_have_their_own_intrinsics(cameras: Path) -> None:
     pair = ["front_left", "front_right"]
-    for features, cams in ((pair, ["front_left"]), (["wrist"], ["wrist"]), (["front_right"], [])):
-        chain = RandomCrop(8, features=features)
-        batch = next(iter(SeqRecordPipe(cameras, clip_len=1, batch_size=4, clip_transform=chain)))
-        assert [key for key in batch if "intrinsics" in key] == [f"{n}_intrinsics" for n in cams]
+    options: dict[str, Any] = {"clip_len": 1, "batch_size": 4, "camera": True}
+    for features, cams in ((pair, ["front_left"]), (["wrist"], ["wrist"])):
+        chain = RandomCrop(8)
+        batch = next(
+            iter(SeqRecordPipe(cameras, **options, features=features, clip_transform=chain))
+        )
+        assert [key for key in batch if key.endswith("_K")] == [f"{n}_K" for n in cams]
         for name in cams:
             expected = torch.tensor([CAMERA[n] for n in ("fx", "fy", "cx", "cy")]).repeat(4, 1)
             expected[:, 0] = 3 if name == "wrist" else 10
             expected[:, 2:] -= batch["crop"][:, [1, 0]]
-            assert batch[f"{name}_intrinsics"].tolist() == expected.tolist()
+            matrices = batch[f"{name}_K"][:, 0]
+            assert matrices[:, [0, 1, 0, 1], [0, 1, 2, 2]].tolist() == expected.tolist()
 
 
-def test_cameras_without_valid_intrinsics_are_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cameras_without_valid_intrinsics(tmp_path: Path) -> None:
     cameras: list[tuple[Any, bool]] = [
         (None, False),
-        ({**CAMERA, "width": 32, "height": 24}, False),
-        ("zed", True),
-        ({"K": [[10, 0, 9], [0, 12, 8], [0, 0, 1]]}, True),
-        ({**CAMERA, "width": 640, "height": 480}, True),
-        ({"front": CAMERA}, True),
+        ({**CAMERA, "width": 32, "height": 24}, True),
+        ("zed", False),
+        ({"K": [[10, 0, 9], [0, 12, 8], [0, 0, 1]]}, False),
+        ({**CAMERA, "width": 640, "height": 480}, False),
+        ({"front": CAMERA}, False),
     ]
-    for number, (camera, is_logged) in enumerate(cameras):
+    for number, (camera, is_valid) in enumerate(cameras):
         path, metadata = tmp_path / str(number), {} if camera is None else {"camera": camera}
         with SeqRecordWriter(path) as writer, writer.episode("a", metadata=metadata) as written:
             written.append({"image": np.zeros((24, 32, 3), np.uint8)})
-        caplog.clear()
-        pipe = SeqRecordPipe(path, clip_len=1, batch_size=1, clip_transform=CenterCrop(8))
-        assert ("intrinsics" in next(iter(pipe))) == (camera is not None and not is_logged)
-        urls = [r.message.split(": ")[0] for r in caplog.records if "intrinsics" in r.message]
-        assert urls == [pipe.dataset.url] * is_logged
-
-
-def test_a_mix_marks_clips_without_intrinsics(path: Path) -> None:
-    def source(episodes: str) -> SeqRecordIterableDataset:
-        return SeqRecordIterableDataset(
-            path, clip_len=1, features=["image"], episodes=episodes, clip_transform=Resize(8)
-        )
-
-    sources = {"a": source("set/[01]"), "b": source("set/2")}
-    for batch in SeqRecordMix(sources, batch_size=4, stopping_strategy=3):
-        lacking = [name == "b" for name in batch["dataset"]]
-        assert batch["intrinsics_is_missing"].tolist() == lacking
-        assert [not row.any() for row in batch["intrinsics"]] == lacking
-    both = {"a": sources["a"], "c": source("set/0")}
-    assert "intrinsics_is_missing" not in next(iter(SeqRecordMix(both, batch_size=4)))
+        options: dict[str, Any] = {"clip_len": 1, "clip_transform": CenterCrop(8)}
+        assert "intrinsics" not in next(iter(SeqRecordPipe(path, **options)))
+        if is_valid:
+            assert not next(iter(SeqRecordPipe(path, **options, camera=True)))["image_K_is_missing"]
+            continue
+        with pytest.raises(ClipError, match="no image has a pose or intrinsics"):
+            SeqRecordPipe(path, **options, camera=True)
 
 
 def test_cameras_in_a_mix_and_before_a_function(cameras: Path) -> None:

@@ -461,6 +461,7 @@ def test_sizes_of_batches_by_single_resizes(tmp_path: Path, device: str | None) 
                     episode.append({"image": image, "depth": depth})
     sizes = [(8, 20), (8, 8), (10, 6), (26, 40)]
     drawn: dict[str, Any] = {"clip_transform": BatchResize(sizes), "device": device}
+    drawn["camera"] = True
     pipe = SeqRecordPipe(tmp_path / "r", clip_len=2, batch_size=3, **drawn)
     found: set[tuple[int, ...]] = set()
     for batch in (batch for _ in range(2) for batch in pipe):
@@ -469,10 +470,10 @@ def test_sizes_of_batches_by_single_resizes(tmp_path: Path, device: str | None) 
         ratio = size[1] / size[0]
         assert window[2:] in ((13, round(13 * ratio)), (round(20 / ratio), 20))
         steps = [CenterCrop(window[2:]), Resize(size)]
-        single = SeqRecordMapDataset(tmp_path / "r", clip_len=2, clip_transform=steps)
+        single = SeqRecordMapDataset(tmp_path / "r", clip_len=2, clip_transform=steps, camera=True)
         places = ["ab".index(key) * 11 + start for key, start in names(batch)]
         clips = seqrecord.collate(single.__getitems__(places))
-        for name in ("image", "depth", "intrinsics", "crop"):
+        for name in ("image", "depth", "image_K", "crop"):
             torch.testing.assert_close(batch[name], clips[name], atol=1, rtol=0)
         found.add(size)
     assert found == set(sizes)

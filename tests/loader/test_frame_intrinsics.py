@@ -150,7 +150,7 @@ def test_functions_and_mixes_get_the_changed_intrinsics(tmp_path: Path) -> None:
     for batch in seqrecord.SeqRecordMix(sources, batch_size=4):
         frame = batch["start"][:, None] + torch.arange(2)
         assert torch.equal(batch["image_intrinsics"][..., 2], (14.5 + frame / 4).float())
-    # A feature named `intrinsics` replaces the column.
+    # A feature named `intrinsics` follows the only image.
     path = _write(tmp_path / "r", {"intrinsics": "<f8"})
     clip = SeqRecordMapDataset(path, clip_len=1, **crop)[3]
     assert clip["intrinsics"].tolist() == [[33, 29.5, 15.25, 9.125]]

@@ -12,6 +12,7 @@ import torch
 
 import seqrecord
 from seqrecord import (
+    Camera,
     CenterCrop,
     HorizontalFlip,
     Normalization,
@@ -43,11 +44,17 @@ STEPS: dict[str, Any] = {
 }
 
 
+CAMERA = Camera(dtype="float64")
 SCENE = np.random.default_rng(0).uniform([-0.6, -0.4, 1], [0.6, 0.4, 1.5], (20, 3))
 
 
 def scene_of(batch: dict[str, Any], clip: int) -> Array:
     return SCENE * ([-1, 1, 1] if batch["flipped"][clip] else [1, 1, 1])
+
+
+def numbers_of(matrix: Any) -> Array:
+    """fx, fy, cx and cy of a camera matrix [3, 3]."""
+    return np.asarray(matrix)[[0, 1, 0, 1], [0, 1, 2, 2]]
 
 
 def write(path: Path, lens: dict[str, Any], features: Any = None, **values: Any) -> Path:
@@ -63,7 +70,7 @@ def write(path: Path, lens: dict[str, Any], features: Any = None, **values: Any)
 
 
 def batches(path: Path, steps: Any, seed: int = 0) -> list[dict[str, Any]]:
-    settings: dict[str, Any] = {"clip_len": 1, "clip_transform": steps}
+    settings: dict[str, Any] = {"clip_len": 1, "clip_transform": steps, "camera": CAMERA}
     found = [*SeqRecordPipe(path, batch_size=4, seed=seed, **settings)]
     single = SeqRecordMapDataset(path, **settings)
     found += [seqrecord.collate([single[i] for i in range(len(single))])]
@@ -84,7 +91,8 @@ def test_distortion_per_frame(tmp_path: Path, name: str, has_kind: bool) -> None
         for clip, start in enumerate(batch["start"].tolist()):
             lens = batch["distortion"][clip, 0]
             assert lens.numpy().dtype == lenses[0].dtype
-            got = project(scene_of(batch, clip), batch["intrinsics"][clip], lens, model)
+            camera = numbers_of(batch["image_K"][clip, 0])
+            got = project(scene_of(batch, clip), camera, lens, model)
             want = project(SCENE, PINHOLE.values(), lenses[start], model)
             assert np.allclose(got, moved(want, batch, clip), atol=1e-9 if has_kind else 1e-4)
 
@@ -97,12 +105,11 @@ def test_distortion_and_skew_of_the_metadata(tmp_path: Path, name: str, steps: s
     path = write(tmp_path / "r", lens)
     want = project(SCENE, PINHOLE.values(), numbers, model, 1.5)
     for batch in batches(path, STEPS[steps]):
-        assert batch["distortion"].dtype == batch["skew"].dtype == torch.float64
-        assert batch["distortion"].shape == (len(batch["start"]), 14)
+        assert batch["image_distortion"].shape == (len(batch["start"]), 1, 14)
         for clip in range(len(batch["start"])):
-            camera = batch["intrinsics"][clip], batch["distortion"][clip]
-            skew = float(batch["skew"][clip])
-            got = project(scene_of(batch, clip), *camera, model, skew)
+            matrix, lens_of_clip = batch["image_K"][clip, 0], batch["image_distortion"][clip, 0]
+            camera = numbers_of(matrix), lens_of_clip, model, float(matrix[0, 1])
+            got = project(scene_of(batch, clip), *camera)
             assert np.allclose(got, moved(want, batch, clip), atol=1e-9)
 
 
@@ -178,19 +185,18 @@ def test_lenses_of_unknown_models(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_names_of_models(tmp_path: Path, model: str, sign: int) -> None:
     lens = {"distortion_model": model, "distortion_coefficients": list(NUMBERS[:4])}
     clips = SeqRecordMapDataset(
-        write(tmp_path / "r", lens), clip_len=1, clip_transform=HorizontalFlip(1)
+        write(tmp_path / "r", lens), clip_len=1, clip_transform=HorizontalFlip(1), camera=CAMERA
     )
-    assert clips[0]["distortion"][:4].tolist() == [*NUMBERS[:3], sign * NUMBERS[3]]
+    expected = [*NUMBERS[:3], sign * NUMBERS[3]]
+    assert clips[0]["image_distortion"][0, :4].tolist() == expected
 
 
 @pytest.mark.parametrize("lens", [{}, {"distortion_model": "fov"}])
-def test_metadata_of_unknown_models(
-    tmp_path: Path, lens: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_metadata_of_unknown_models(tmp_path: Path, lens: dict[str, Any]) -> None:
     path = write(tmp_path / "r", {**lens, "distortion_coefficients": list(NUMBERS[:4])})
-    clips = SeqRecordMapDataset(path, clip_len=1, clip_transform=HorizontalFlip(1))
-    assert "distortion" not in clips[0]
-    assert any("no column distortion" in message for message in caplog.messages)
+    clips = SeqRecordMapDataset(path, clip_len=1, clip_transform=HorizontalFlip(1), camera=CAMERA)
+    assert clips[0]["image_distortion_is_missing"].all()
+    assert not clips[0]["image_distortion"].any()
 
 
 def test_episodes_without_a_lens(tmp_path: Path) -> None:
@@ -200,31 +206,26 @@ def test_episodes_without_a_lens(tmp_path: Path) -> None:
     metadata = {key: {"camera": camera} for key, camera in cameras.items() if camera}
     frames = dict.fromkeys(cameras, columns(image=[image]))
     write_dataset(tmp_path / "r", frames, metadata=metadata)
-    clips = SeqRecordMapDataset(tmp_path / "r", clip_len=1, clip_transform=HorizontalFlip(1))
-    found = {clips[i]["episode"]: clips[i]["distortion"] for i in range(3)}
+    options: dict[str, Any] = {"clip_len": 1, "camera": CAMERA}
+    clips = SeqRecordMapDataset(tmp_path / "r", clip_transform=HorizontalFlip(1), **options)
+    found = {clips[i]["episode"]: clips[i]["image_distortion"][0] for i in range(3)}
     assert found["a"][:5].tolist() == [0.1, 0, 0.01, -0.02, 0]
     assert not found["b"].any()
-    assert found["c"].isnan().all()
+    assert [bool(clips[i]["image_distortion_is_missing"]) for i in range(3)] == [0, 0, 1]
+    assert [bool(clips[i]["image_K_is_missing"]) for i in range(3)] == [0, 0, 1]
 
 
-def test_a_lens_that_the_first_episode_lacks(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lens_that_the_first_episode_lacks(tmp_path: Path) -> None:
     lens = {"distortion_model": "opencv", "distortion_coefficients": [0.1, 0, 0.01, 0.02]}
     image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
     cameras = {"a": PINHOLE, "b": {**PINHOLE, **lens}}
     metadata = {key: {"camera": camera} for key, camera in cameras.items()}
     write_dataset(tmp_path / "r", dict.fromkeys("ab", columns(image=[image])), metadata=metadata)
-    options: dict[str, Any] = {"clip_len": 1, "batch_size": 1}
-    pipe = SeqRecordPipe(tmp_path / "r", clip_transform=HorizontalFlip(1), **options)
-    assert not any("distortion" in batch for batch in pipe)
-    (message,) = [m for m in caplog.messages if "distortion" in m]
-    assert "such as 'b'" in message
-
-    caplog.clear()  # a feature has the coefficients
-    path = write(tmp_path / "feature", lens, distortion=[np.array(NUMBERS[:5])] * LENGTH)
-    list(SeqRecordPipe(path, clip_transform=HorizontalFlip(1), **options))
-    assert not any("no column" in message for message in caplog.messages)
+    options: dict[str, Any] = {"clip_len": 1, "camera": CAMERA}
+    clips = SeqRecordMapDataset(tmp_path / "r", clip_transform=HorizontalFlip(1), **options)
+    found = [clips[i]["image_distortion"][0, :4].tolist() for i in range(2)]
+    assert found == [[0, 0, 0, 0], [0.1, 0, 0.01, -0.02]]
+    assert not any(clips[i]["image_distortion_is_missing"] for i in range(2))
 
 
 def test_skew_of_resized_images(tmp_path: Path) -> None:
@@ -233,11 +234,12 @@ def test_skew_of_resized_images(tmp_path: Path) -> None:
     path, size = write(tmp_path / "r", lens), (12, 10)
     source = seqrecord.open_source(path)
     seqrecord.convert(source, tmp_path / "small", resize={"image": size}, workers=1)
-    whole = SeqRecordMapDataset(path, clip_len=1, clip_transform=Resize(size))[0]
-    loaded = SeqRecordMapDataset(path, clip_len=1, resize=size)[0]
-    small = SeqRecordMapDataset(tmp_path / "small", clip_len=1, clip_transform=HorizontalFlip(1))
-    assert float(whole["skew"]) == float(loaded["image_skew"]) == 1.5 / 4
-    assert float(small[0]["image_skew"]) == -1.5 / 4
+    options: dict[str, Any] = {"clip_len": 1, "camera": CAMERA}
+    whole = SeqRecordMapDataset(path, clip_transform=Resize(size), **options)[0]
+    loaded = SeqRecordMapDataset(path, resize=size, **options)[0]
+    small = SeqRecordMapDataset(tmp_path / "small", clip_transform=HorizontalFlip(1), **options)
+    assert float(whole["image_K"][0, 0, 1]) == float(loaded["image_K"][0, 0, 1]) == 1.5 / 4
+    assert float(small[0]["image_K"][0, 0, 1]) == -1.5 / 4
 
 
 @pytest.mark.parametrize("count", [4, 5, 8, 12, 14])

@@ -239,10 +239,10 @@ def test_invalid_frames_and_metadata(tmp_path: Path) -> None:
     assert seqrecord.open(tmp_path / "recorded").num_frames == 1
 
 
-@pytest.mark.parametrize("name", ["episode", "start", "intrinsics", "crop"])
+@pytest.mark.parametrize("name", ["episode", "start", "flipped", "crop"])
 def test_a_feature_named_like_a_column_needs_rename(tmp_path: Path, name: str) -> None:
     written(tmp_path, {name: np.zeros((3, 3)), "image": np.zeros((8, 8, 3), np.uint8)})
-    crop = seqrecord.RandomCrop((4, 4)) if name in ("intrinsics", "crop") else None
+    crop = seqrecord.RandomCrop((4, 4)) if name in ("flipped", "crop") else None
     options: dict[str, Any] = {"clip_len": 1, "clip_transform": crop}
     with pytest.raises(ClipError, match=rf"rename=\{{'{name}': 'my_{name}'\}}"):
         SeqRecordPipe(tmp_path, **options)

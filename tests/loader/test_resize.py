@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import (
+    Camera,
     EngineOptions,
     FeatureSpec,
     RandomCrop,
@@ -238,25 +239,33 @@ def test_transforms_get_resized_frames(video: Path) -> None:
         np.testing.assert_array_equal(batch["image"][i], window)
 
 
+def numbers_of(matrices: Any) -> Array:
+    """fx, fy, cx and cy of a clip's first camera matrix, of [T, 3, 3]."""
+    return np.asarray(matrices)[0, [0, 1, 0, 1], [0, 1, 2, 2]]
+
+
+def resized_camera(size: tuple[int, int]) -> list[float]:
+    """fx, fy, cx and cy of `CAMERA` in frames of this size."""
+    along_y, along_x = size[0] / HEIGHT, size[1] / WIDTH
+    return [100 * along_x, 90 * along_y, 51 * along_x - 0.5, 40.75 * along_y - 0.5]
+
+
 def test_intrinsics(raw: Path) -> None:
     """Equal to `Resize`'s; with a crop, the intrinsics of its window in the resized frame."""
     size = (40, 200)
     options: dict[str, Any] = {"clip_len": 1, "features": ["image", "labels"]}
+    options["camera"] = Camera(dtype="float64")
     resized = SeqRecordMapDataset(raw, **options, resize=dict.fromkeys(options["features"], size))
-    expected = SeqRecordMapDataset(raw, **options, clip_transform=Resize(size))[0]["intrinsics"]
-    along_y, along_x = size[0] / HEIGHT, size[1] / WIDTH
-    by_hand = [100 * along_x, 90 * along_y, 51 * along_x - 0.5, 40.75 * along_y - 0.5]
-    np.testing.assert_allclose(expected, by_hand)
-    for name in options["features"]:
-        np.testing.assert_allclose(resized[0][f"{name}_intrinsics"], by_hand)
-    assert "intrinsics" not in resized[0]
+    by_hand = resized_camera(size)
+    for loader in (resized, SeqRecordMapDataset(raw, **options, clip_transform=Resize(size))):
+        np.testing.assert_allclose(numbers_of(loader[0]["image_K"]), by_hand)
     cropped = SeqRecordMapDataset(
         *(raw,), **options, resize=size, clip_transform=RandomCrop((20, 20), features=["image"])
     )[0]
     top, left = cropped["crop"][:2].tolist()
     moved = np.array(by_hand) - [0, 0, left, top]
-    np.testing.assert_allclose(cropped["intrinsics"], moved)
-    assert "image_intrinsics" not in cropped
+    np.testing.assert_allclose(numbers_of(cropped["image_K"]), moved)
+    assert not any("intrinsics" in name for name in cropped)
 
 
 def test_intrinsics_of_frames_of_several_sizes(tmp_path: Path) -> None:
@@ -269,20 +278,22 @@ def test_intrinsics_of_frames_of_several_sizes(tmp_path: Path) -> None:
             with writer.episode(key, metadata={"camera": camera}) as episode:
                 images[key] = pictures(1, 5)[0, :height, :width]
                 episode.append({"image": images[key]})
-    clips = SeqRecordMapDataset(tmp_path / "r", clip_len=1, resize=(4, 5))
+    clips = SeqRecordMapDataset(tmp_path / "r", clip_len=1, resize=(4, 5), camera=True)
     found = clips.__getitems__([0, 1])
     for clip, (key, image) in zip(found, images.items(), strict=True):
         pillow = Image.fromarray(image).resize((5, 4), Image.Resampling.BILINEAR)
         assert np.abs(clip["image"][0].numpy() - np.asarray(pillow, int)).mean() < 8, key
-    np.testing.assert_allclose(found[0]["image_intrinsics"][:2], [100 * 5 / 12, 90 * 4 / 8])
-    assert found[1]["image_intrinsics"].isnan().all()
+    lengths = numbers_of(found[0]["image_K"])[:2]
+    np.testing.assert_allclose(lengths, [100 * 5 / 12, 90 * 4 / 8], rtol=1e-6)
+    assert found[1]["image_K_is_missing"].all()
+    assert not found[1]["image_K"].any()
     pipe = SeqRecordPipe(tmp_path / "r", clip_len=1, batch_size=2, resize={"image": (4, 5)})
     assert next(iter(pipe))["image"].shape == (2, 1, 4, 5, 3)
 
 
 @pytest.mark.parametrize("join", ["union", "intersection"])
 def test_a_mix_of_sources_of_other_sizes(video: Path, raw: Path, join: Any) -> None:
-    some: dict[str, Any] = {"clip_len": 3, "features": ["image", "id"]}
+    some: dict[str, Any] = {"clip_len": 3, "features": ["image", "id"], "camera": True}
     more = {**some, "features": ["image", "id", *(["depth"] if join == "intersection" else [])]}
     sources = {
         "a": SeqRecordPipe(video, **some, resize=HALF),
@@ -291,7 +302,8 @@ def test_a_mix_of_sources_of_other_sizes(video: Path, raw: Path, join: Any) -> N
     batch = next(iter(SeqRecordMix(sources, batch_size=6, features=join)))
     assert "depth" not in batch
     assert batch["image"].shape == (6, 3, *HALF, 3)
-    assert batch["image_intrinsics"].shape == (6, 4)
+    assert batch["image_K"].shape == (6, 3, 3, 3)
+    assert not batch["image_K_is_missing"].any()
     for name, path in (("a", video), ("b", raw)):
         alone = clips_of(SeqRecordPipe(path, **some, batch_size=1, resize=HALF), "image")
         for i in [i for i, source in enumerate(batch["dataset"]) if source == name]:
@@ -367,7 +379,7 @@ def test_frames_resized_when_they_are_stored(home: Path, codec: str, tmp_path: P
     camera = found.episodes["a"].metadata["camera"]
     for name in sizes:
         values = [camera[name][one] for one in ("fx", "fy", "cx", "cy")]
-        np.testing.assert_allclose(values, clips[0][f"{name}_intrinsics"])
+        np.testing.assert_allclose(values, resized_camera(sizes[name]))
     assert camera["depth"] == CAMERA
 
 

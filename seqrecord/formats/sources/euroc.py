@@ -68,7 +68,7 @@ class EurocSource(SequenceSource):
 
     The metadata also contains the content of `sensor.yaml`: `cameras` by camera, `imu` and
     `ground_truth`, with `T_BS`, 4x4, from sensor to body. Pinhole cameras are in `camera` by
-    feature, so batches with crops have `image_cam0_intrinsics`. They do not depend on the selected
+    feature, for `camera=True` of loaders. They do not depend on the selected
     features. Images are not undistorted.
 
     Features:

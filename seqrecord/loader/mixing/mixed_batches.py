@@ -34,7 +34,6 @@ from seqrecord.store.reading.array_specs import ArraySpec, clip_nbytes
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.units import raise_if
 
-_CAMERA_COLUMNS = ("intrinsics", "distortion", "skew")
 _DATASET = "dataset"  # the column with the name of each clip's source
 _MISSING = "_is_missing"  # the end of the names of masks: the clip's source lacks a feature
 _IS_REAL = "_padding_mask"  # LeRobot's name of the opposite, for cameras
@@ -54,7 +53,7 @@ class MixedBatches:
         nested: the features that come as nested tensors.
         squeezed: the features without an axis of frames.
         joined: the extra columns of all sources.
-        missing: the numbers of the sources without a feature, or without a camera that others have.
+        missing: the numbers of the sources without a feature.
         cameras: the images that have padding masks.
         tasks: the numbers of tasks, if they are a column.
         texts: the values of texts.
@@ -106,14 +105,9 @@ class MixedBatches:
                 needs_frames = earlier.needs_frames or column.needs_frames
                 columns[column.name] = replace(column, needs_frames=needs_frames)
         made = [*filter(form.__contains__, features)]
-        of_cameras = [
-            name
-            for name in columns
-            if name.endswith(_CAMERA_COLUMNS) and name + _MISSING not in columns
-        ]
         values, cameras = MixedValues.of_names(texts, views), list[str]()
         names_of_texts = [of_texts.form.name for of_texts in values]
-        missing = _missing(kinds, [*made, *names_of_texts, *of_cameras])
+        missing = _missing(kinds, [*made, *names_of_texts])
         specs, lengths = dict[str, ArraySpec](), dict[str, int]()
         nested, squeezed = set[str](), set[str]()
         for name in made:

@@ -66,17 +66,25 @@ class CameraColumns:
 
     @property
     def columns(self) -> list[ClipColumn]:
-        """Of each image pose, K and distortion, with masks; and offset and unit of all."""
+        """Of each image pose, K and distortion, with masks; and offset and unit of all.
+
+        Without a feature of poses, none of poses and positions: a mix fills them for such sources.
+        """
         dtype, columns = np.dtype(self.rigs.camera.dtype), list[ClipColumn]()
+        shapes = {
+            noun: shape for noun, shape in _SHAPES.items() if noun != "pose" or self._has_poses
+        }
         for image in self.rigs.images:
             length = self.windows[image.name].length
-            for noun, shape in _SHAPES.items():
+            for noun, shape in shapes.items():
                 name = f"{image.name}_{noun}"
                 columns += [
                     self._column(name, dtype, (length, *shape), per_frame=True),
                     self._column(name + IS_MISSING, np.dtype(bool), (length,), per_frame=True),
                 ]
             columns.append(self._column(f"{image.name}_distortion_model", np.dtype(np.int64), ()))
+        if not self._has_poses:
+            return columns
         if self.rigs.camera.relative is not None:
             columns.append(self._column(SCALE, np.dtype(np.float64), ()))
             columns.append(self._column(SCALE + IS_MISSING, np.dtype(bool), ()))
@@ -84,6 +92,11 @@ class CameraColumns:
             columns.append(self._column(OFFSET, np.dtype(np.float64), (3,)))
         columns.append(self._column(IS_METRIC, np.dtype(bool), ()))
         return columns
+
+    @property
+    def _has_poses(self) -> bool:
+        """Whether the dataset has features of poses, also if some images have none of them."""
+        return bool(self.rigs.pose_features)
 
     def _column(
         self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, per_frame: bool = False
@@ -107,6 +120,8 @@ class CameraColumns:
                 f"{name}_distortion{IS_MISSING}": camera.no_lens,
                 f"{name}_distortion_model": camera.models,
             }
+        if not self._has_poses:
+            return values
         poses = {
             name: ClipPoses(c.poses, c.no_pose, c.is_pad, c.frames) for name, c in cameras.items()
         }

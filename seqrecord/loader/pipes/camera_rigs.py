@@ -28,6 +28,7 @@ from seqrecord.store.feature_kinds import (
     has_pixels,
     is_camera_image,
     is_distortion,
+    known_kind,
     size_in,
 )
 from seqrecord.store.processes.forks import PerProcess
@@ -81,7 +82,7 @@ class ImageCamera:
     @property
     def episode_camera(self) -> EpisodeCamera:
         """Its camera in the metadata `camera`, which may have cameras by feature."""
-        return EpisodeCamera(self.name, self.frame, self.size, has_distortion=True, has_skew=True)
+        return EpisodeCamera(self.name, self.frame, self.size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,9 +277,8 @@ def intrinsics_matrices(stored: FloatArray, present: BoolArray) -> tuple[FloatAr
 def _camera_of(image: ImageCamera, cameras: Any) -> tuple[FloatArray | None, Lens | None]:
     """Matrix and lens of an image's camera in the metadata `camera`, of resized frames."""
     camera = image.episode_camera
-    columns = camera.columns(None, [cameras])
     matrix: FloatArray | None = None
-    intrinsics, skew = columns[camera.column], columns[camera.skew_column]
+    intrinsics, skew = camera.intrinsics([cameras]), np.array([camera.skew(cameras)])
     if not np.isnan(intrinsics).any() and not np.isnan(skew).any():
         matrix = camera_matrix(intrinsics, skew)[0]
     # Sources declare distortion: a camera without an entry has none.
@@ -294,7 +294,8 @@ def _images(camera: Camera, dataset: Dataset, arrays: Mapping[str, ArraySpec]) -
     """The images of the loader, or without any its depth maps; and features of `Camera.poses`."""
     specs = {name: spec for name, spec in dataset.features.items() if name in arrays}
     images = [name for name, spec in specs.items() if is_camera_image(name, spec, spec.kind)]
-    images = images or [name for name, spec in specs.items() if spec.kind == "depth"]
+    if not images:
+        images = [n for n, spec in specs.items() if known_kind(n, spec, spec.kind) == "depth"]
     return list(dict.fromkeys([*images, *(camera.poses or {})]))
 
 

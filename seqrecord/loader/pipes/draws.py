@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -37,16 +37,12 @@ from seqrecord.store.clips.cameras import (
     OWN_DISTORTION,
     EpisodeCamera,
     followed_feature,
-    known_cameras,
 )
 from seqrecord.store.clips.distortion import (
-    COEFFICIENTS,
     FISHEYE,
-    MAX_COEFFICIENTS,
     MODEL,
     OPENCV,
     lens_model,
-    lens_of,
     mirror_factors,
 )
 from seqrecord.store.clips.frames import ClipKeys
@@ -60,7 +56,6 @@ from seqrecord.store.feature_kinds import (
 )
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.text import repr_of
 
 if TYPE_CHECKING:
     from seqrecord.loader.pipes.camera_columns import CameraColumns
@@ -73,15 +68,12 @@ DrawAt: TypeAlias = Callable[[IntArray, int], float]
 class CropSampler:
     """Draws crop windows for one camera's features, and makes their columns. Picklable.
 
-    `known` are the cameras with intrinsics in the metadata, and `without_lens` the ones whose
-    distortion is in no column or feature. If frame sizes vary, `sizes` has height and width of each
-    episode's frames, int64[E, 2], 0 until first seen.
+    If frame sizes vary, `sizes` has height and width of each episode's frames, int64[E, 2], 0 until
+    first seen.
     """
 
     crops: ClipCrops
     episodes: ClipEpisodes
-    known: Sequence[EpisodeCamera]
-    without_lens: Sequence[EpisodeCamera]
     sizes: IntArray | None
     url: str
 
@@ -104,12 +96,11 @@ class CropSampler:
 
     @property
     def columns(self) -> list[ClipColumn]:
-        """`crop`, int64[4]; with flips `flipped`, bool; and the columns of the cameras."""
+        """`crop`, int64[4]; and with flips `flipped`, bool."""
         of = "" if self.crops.name is None else f"{self.crops.name}_"
         columns: list[ClipColumn] = [Column(f"{of}crop", np.dtype(np.int64), (4,), self._crops)]
         if any(isinstance(step, HorizontalFlip) for step in self.crops.steps):
             columns.append(Column(f"{of}flipped", np.dtype(np.bool_), (), self._flipped))
-        columns += camera_columns(self.known, self._camera_values)
         return [replace(column, needs_frames=self.sizes is not None) for column in columns]
 
     def knows(self, episode: IntArray) -> bool:
@@ -125,22 +116,6 @@ class CropSampler:
 
     def _flipped(self, batch: BatchClips) -> npt.NDArray[np.bool_]:
         return self._windows(batch).flipped
-
-    def _camera_values(self, batch: BatchClips) -> dict[str, FloatArray]:
-        """The columns of the cameras."""
-        _warn_of_late_lenses(self.without_lens, batch.metadata, self.episodes.dataset)
-        episode, values = self.episodes.rows(batch.clips.episode), dict[str, FloatArray]()
-        sizes = None if self.sizes is None else self.sizes[episode]
-        for camera in self.known:
-            partner = self._partner(batch, camera)
-            values |= camera.columns(self._windows(batch), cameras_of(batch), sizes, partner)
-        return values
-
-    def _partner(self, batch: BatchClips, camera: EpisodeCamera) -> EpisodeCamera | None:
-        assert batch.drawn.crop is not None
-        name = batch.drawn.crop.partners.get(camera.name or "")
-        frames = self.episodes.dataset.features
-        return None if name is None else camera.partner(name, frames[name].stored.shape[:2])
 
     def learn(self, episode: IntArray, start: IntArray, sources: Sequence[ClipRows[Any]]) -> None:
         """Record the frame sizes of episodes, if sizes vary.
@@ -173,27 +148,6 @@ class CropSampler:
 
     def _place(self, row: int, feature: str) -> dict[str, str]:
         return {"file": self.url, "episode": self.episodes.key(row), "feature": feature}
-
-
-def cameras_of(batch: BatchClips) -> list[Any]:
-    """The metadata `camera` of a batch's clips."""
-    contents = batch.episodes.dataset.contents
-    return [contents.camera_of(episode.metadata) for episode in batch.metadata]
-
-
-def camera_columns(
-    cameras: Sequence[EpisodeCamera], make: Callable[[BatchClips], Mapping[str, FloatArray]]
-) -> list[ClipColumn]:
-    """The columns of cameras, which `make` returns together."""
-    shapes = [item for camera in cameras for item in camera.shapes.items()]
-    dtype = np.dtype(np.float64)
-    return [Column(name, dtype, shape, partial(_one_of, make, name)) for name, shape in shapes]
-
-
-def _one_of(
-    make: Callable[[BatchClips], Mapping[str, FloatArray]], name: str, batch: BatchClips
-) -> FloatArray:
-    return batch.once(make, lambda: make(batch))[name]
 
 
 @dataclass(frozen=True)
@@ -271,7 +225,6 @@ class AugmentationSampler(NoDraws):
         cameras: crops and flips of each camera.
         arrays: arrays of a frame, after `frame_transform`.
         episodes: the episodes, with the metadata `camera`.
-        episode: row of one episode, int64[1]; whether it has intrinsics decides for all.
         images: the cameras of images, if flips mirror the world of a clip.
 
     Attributes:
@@ -284,7 +237,6 @@ class AugmentationSampler(NoDraws):
         arrays: Mapping[str, ArraySpec],
         dataset: Dataset,
         episodes: ClipEpisodes,
-        episode: IntArray,
         images: CameraColumns | None = None,
     ) -> None:
         self._episodes, self.arrays = episodes, arrays
@@ -302,38 +254,15 @@ class AugmentationSampler(NoDraws):
         self._intrinsics: list[_FrameIntrinsics] = []
         if "intrinsics" in kinds.values():
             self._intrinsics = _intrinsics_of(self.crops, sizes, arrays, dataset)
-        own_columns = {intrinsics.name for intrinsics in self._intrinsics}
         self._distortion = _distortion_of(self.crops, arrays, dataset)
-        camera = (
-            dataset.contents.camera_of(episodes.of(episode)[0].metadata)
-            if cameras or sizes
-            else None
-        )
         self._cameras = []
+        count = len(dataset.contents.episode_table)
         for crops in self.crops:
-            may_share, count = crops.name is None, len(dataset.contents.episode_table)
-            episode_cameras = known_cameras(
-                crops.features, crops.frame, sizes, camera, may_share=may_share
-            )
-            episode_cameras = _without_features(episode_cameras, own_columns, arrays)
             frames = np.zeros((count, 2), np.int64) if None in crops.frame else None
-            place = frames, dataset.url
-            lacking = _without_lens(episode_cameras, arrays)
-            self._cameras.append(CropSampler(crops, episodes, episode_cameras, lacking, *place))
-        alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
-        resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
-        self._resized = _without_features(resized, own_columns, arrays)
-        known_columns = (*(sampler.known for sampler in self._cameras), self._resized)
-        if camera is not None and not any((*known_columns, own_columns)):
-            warn_once(
-                f"{dataset.url}: no intrinsics: the metadata `camera` is not "
-                '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '
-                f"by feature: {repr_of(camera, 200)}"
-            )
+            self._cameras.append(CropSampler(crops, episodes, frames, dataset.url))
         self._images = images
         self._centered = [_centered_image(crops, images) for crops in self.crops]
         self.flips = _world_flips(self.crops, arrays, kinds, images, dataset)
-        _warn_of_lenses(known_columns, camera, arrays, dataset.url)
 
     @property
     def is_any(self) -> bool:  # type: ignore[override]
@@ -407,15 +336,10 @@ class AugmentationSampler(NoDraws):
 
     @property
     def columns(self) -> tuple[ClipColumn, ...]:  # type: ignore[override]
-        """Columns: `crop`, int64[n, 4]; with flips `flipped`, bool[n]; and `intrinsics`, float64[n,
-        4], `distortion`, float64[n, 14] and `skew`, float64[n], if the metadata has them, NaN for
-        episodes without. A named camera has `<name>_crop` and so on.
-
-        Cameras that share a window have `<feature>_intrinsics` if the metadata has each, and so
-        have resized features without steps.
+        """Columns: `crop`, int64[n, 4]; with flips `flipped`, bool[n]. A named camera has
+        `<name>_crop` and `<name>_flipped`.
         """
-        cameras = (column for camera in self._cameras for column in camera.columns)
-        return (*camera_columns(self._resized, self._resized_values), *cameras)
+        return tuple(chain.from_iterable(camera.columns for camera in self._cameras))
 
     @property
     def sized_by_frames(self) -> frozenset[str]:  # type: ignore[override]
@@ -429,13 +353,6 @@ class AugmentationSampler(NoDraws):
         intrinsics = (intrinsics.name for intrinsics in self._intrinsics)
         distortion = (distortion.name for distortion in self._distortion)
         return frozenset((*intrinsics, *distortion, *self.flips.points))
-
-    def _resized_values(self, batch: BatchClips) -> dict[str, FloatArray]:
-        """The columns of resized features without steps."""
-        values = dict[str, FloatArray]()
-        for camera in self._resized:
-            values |= camera.columns(None, cameras_of(batch))
-        return values
 
 
 def _world_flips(
@@ -545,53 +462,3 @@ def _distortion_of(
             count = arrays[name].shape[0] or 0
             distortions.append(_FrameDistortion(name, image, count, kinds.get(name) is not None))
     return distortions
-
-
-def _without_features(
-    cameras: Sequence[EpisodeCamera], columns: Collection[str], arrays: Collection[str]
-) -> list[EpisodeCamera]:
-    """Cameras whose columns are no features: values per frame count."""
-    return [
-        camera._replace(
-            has_distortion=camera.has_distortion and camera.lens_column not in arrays,
-            has_skew=camera.has_skew and camera.skew_column not in arrays,
-        )
-        for camera in cameras
-        if camera.column not in columns
-    ]
-
-
-def _without_lens(cameras: Sequence[EpisodeCamera], arrays: Collection[str]) -> list[EpisodeCamera]:
-    """Cameras whose distortion is in no column or feature."""
-    lacking = (camera for camera in cameras if not camera.has_distortion)
-    return [camera for camera in lacking if camera.lens_column not in arrays]
-
-
-def _warn_of_lenses(
-    cameras: Sequence[Sequence[EpisodeCamera]], metadata: Any, features: Collection[str], url: str
-) -> None:
-    """Log cameras whose coefficients are in no column or feature, by an episode's `camera`."""
-    for camera in chain.from_iterable(cameras):
-        own_camera = camera.camera_in(metadata)
-        is_lost = camera.lens_column not in features and lens_of(own_camera) is None
-        if is_lost and own_camera.get(COEFFICIENTS):
-            warn_once(
-                f"{url}: no column {camera.lens_column}: the metadata `camera` has "
-                f"{COEFFICIENTS} of no known lens; expected {MODEL}: {OPENCV} or {FISHEYE}, and at "
-                f"most {MAX_COEFFICIENTS} numbers; got {repr_of(own_camera.get(MODEL), 50)}"
-            )
-
-
-def _warn_of_late_lenses(
-    cameras: Sequence[EpisodeCamera], episodes: Sequence[EpisodeMetadata], dataset: Dataset
-) -> None:
-    """Log the first of `episodes` with a lens of a camera without a column for it."""
-    for camera, episode in product(cameras, episodes):
-        own_camera = camera.camera_in(dataset.contents.camera_of(episode.metadata))
-        if own_camera is not None and any(own_camera.get(COEFFICIENTS) or ()):
-            warn_once(
-                f"{dataset.url}: no column {camera.lens_column}: the first episode has no known "
-                f"lens, but others have {COEFFICIENTS}, such as {repr_of(episode.key, 100)}; load "
-                "them separately, for example by episodes="
-            )
-            return

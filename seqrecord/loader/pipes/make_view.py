@@ -56,7 +56,7 @@ _PIECE_FRAMES = 32  # at most, as other chunks have
 _PIECE_BYTES = 48 << 20  # decoded, likewise
 _LEAST_FRAMES = 4
 _CHECKED_CLIPS = 1 << 16  # at once
-_OF_DRAWS = ("crop", "flipped", "intrinsics")  # columns of a `clip_transform`
+_OF_DRAWS = ("crop", "flipped")  # columns of a `clip_transform`
 
 
 def make_view(
@@ -107,8 +107,7 @@ def make_view(
             view = replace(view, texts=texts)
         reserved = view.order_columns
         if options.clip_transform is not None:
-            kinds = {name: spec.kind for name, spec in dataset.features.items()}
-            reserved += tuple(name for name in _OF_DRAWS if kinds.get(name) != "intrinsics")
+            reserved += _OF_DRAWS
         _check_entries(view, reserved)
     view.memory.get()  # as long as this lives
     if left_out:
@@ -175,8 +174,7 @@ def _view(
     """The view before functions and vectors: samples, frames, arrays and draws."""
     dataset, windows, excerpts = episodes.dataset, episodes.windows, episodes.excerpts
     metadata, cameras = tuple(options.metadata or ()), options.cameras
-    has_cameras = bool(cameras or dataset.contents.sizes)
-    names = (*metadata, "camera") if has_cameras else metadata
+    names = (*metadata, "camera") if cameras else metadata  # flips need the model of a lens
     clip_episodes = ClipEpisodes(dataset, names, excerpts, epochs.common.repeats)
     steps = None
     if options.has_drawn_steps:
@@ -194,12 +192,11 @@ def _view(
         row = int(clip_episodes.rows(epochs.first_clip.episode)[0])
         rigs = EpisodeRigs.of(options.camera, dataset, arrays.rows, row)
         cameras_of_images = CameraColumns(rigs, clip_frames.windows)
-    if has_cameras or options.clip_functions:
+    if cameras or dataset.contents.sizes or options.clip_functions:
         from seqrecord.loader.pipes.draws import AugmentationSampler
 
         draws = sampler = AugmentationSampler(
-            *(cameras, arrays.rows, dataset, clip_episodes),
-            *(epochs.first_clip.episode, cameras_of_images),
+            *(cameras, arrays.rows, dataset, clip_episodes, cameras_of_images),
         )
         batch_arrays = sampler.arrays
     has_transform = arrays.transform is not None

@@ -325,9 +325,9 @@ class ClipOptions(DerivedOptions):
             all images. Frames are resized once, directly after decoding. Images (kind `image`, or
             uint8 with 3 or 4 channels and no kind) are interpolated with antialiasing; depth,
             masks, segmentation and normals take the nearest pixel; other kinds are refused.
-            `frame_transform`, `clip_transform` and `loader.dataset` receive resized frames. If the
-            episode's metadata has a `camera`, batches have `<feature>_intrinsics` of the resized
-            frame, float64 [batch, 4]; features of kind `intrinsics` follow, too.
+            `frame_transform`, `clip_transform` and `loader.dataset` receive resized frames.
+            Features of kind `intrinsics` become those of the resized frames, and so do the
+            intrinsics of `camera`.
         frame_cache: `FrameCache("/nvme/frames", "200GiB")`: a folder on a local disk where decoded
             frames are kept, for later epochs, processes and trainings: of video, encoded images and
             resized features, if all have one shape. Frames that are missing there are decoded. It
@@ -347,12 +347,9 @@ class ClipOptions(DerivedOptions):
             share one crop window, and only the window is copied or resized. Windows are drawn from
             seed, epoch and clip (`SeqRecordMapDataset` draws from torch's global generator).
             Batches have the columns `crop`, int64 [batch, 4], with top, left, height and width in
-            pixels of the stored frame; `flipped`, bool [batch]; and `intrinsics`, float64 [batch,
-            4], with fx, fy, cx and cy of the visible image if the episode's metadata has a
-            `camera`; and, if that has them, `distortion`, float64 [batch, 14], coefficients in
-            OpenCV's order, and `skew`, float64 [batch]. These columns are on the host. Features of
-            kind `intrinsics` and `distortion` become those of the visible image, too. A dict has
-            separate steps for features, such as cameras of different sizes:
+            pixels of the stored frame, and `flipped`, bool [batch], on the host. Features of kind
+            `intrinsics` and `distortion`, and the columns of `camera`, become those of the visible
+            image. A dict has separate steps for features, such as cameras of different sizes:
             `{"front": RandomCrop(224), "wrist": Resize(224)}`; columns are then
             `front_crop` and so on. If frame sizes differ between episodes, each window fits its own
             episode.
@@ -396,7 +393,8 @@ class ClipOptions(DerivedOptions):
             model. Unknown values are 0, and true in `<image>_pose_is_missing`,
             `<image>_K_is_missing` and `<image>_distortion_is_missing`, bool [batch, T]. Positions
             are in metres where `is_metric`, bool [batch], and `camera_offset`, float64 [batch, 3],
-            was subtracted from them. Poses and intrinsics are read although they are not in
+            was subtracted from them. A dataset without features of poses has none of the columns of
+            poses and positions. Poses and intrinsics are read although they are not in
             `features`; they have the frames of their image. They are on the host. See
             docs/cameras.md.
         output: "torch" (default): tensors. "numpy": writable NumPy arrays on the same memory, which

@@ -271,14 +271,11 @@ class View:
             if (mask := step.is_padding) is not None:
                 constants.append(constant(name + DIM_IS_PAD, mask))
         drawn: Sequence[ClipColumn] = self.draws.columns
-        if self.cameras is not None:  # these replace others of their names
+        if self.cameras is not None:
             images = {image.name for image in self.cameras.rigs.images}
             needs_frames = not images.isdisjoint(self.draws.sized_by_frames)
-            camera_columns = [
-                replace(column, needs_frames=needs_frames) for column in self.cameras.columns
-            ]
-            names = {column.name for column in camera_columns}
-            drawn = [*(c for c in drawn if c.name not in names), *camera_columns]
+            camera_columns = self.cameras.columns
+            drawn = [*drawn, *(replace(c, needs_frames=needs_frames) for c in camera_columns)]
         span, windows = None if self.steps is None else self.steps.span, self.windows
         padded: Collection[str] = ()
         if any(windows.pads):

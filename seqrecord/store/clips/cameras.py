@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seqrecord.errors import ClipError
-from seqrecord.store.clips.distortion import MAX_COEFFICIENTS, lens_of, mirror_factors
-from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.clips.transforms import CropWindows, FloatArray
 from seqrecord.store.units import is_integer
 
@@ -19,94 +17,15 @@ INTRINSICS = ("fx", "fy", "cx", "cy")
 
 
 class EpisodeCamera(NamedTuple):
-    """A camera of the metadata `camera`.
+    """The camera of a feature in the metadata `camera`.
 
-    `name` is a feature, or `None` for a camera that features share. `frame` is height and width of
-    stored frames, `None` if they vary; `size` is height and width of frames resized on reading.
+    `name` is the feature. `frame` is height and width of stored frames, `None` if they vary; `size`
+    is height and width of frames resized on reading.
     """
 
-    name: str | None
+    name: str
     frame: tuple[int | None, ...]
     size: tuple[int, int] | None = None
-    has_distortion: bool = False
-    has_skew: bool = False
-
-    @property
-    def column(self) -> str:
-        """Column of the intrinsics in batches."""
-        return self._column_name("intrinsics")
-
-    @property
-    def lens_column(self) -> str:
-        """Column of the distortion in batches."""
-        return self._column_name("distortion")
-
-    @property
-    def skew_column(self) -> str:
-        """Column of the skew in batches."""
-        return self._column_name("skew")
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of a clip's values in the result of `columns`."""
-        shapes: dict[str, tuple[int, ...]] = {self.column: (len(INTRINSICS),)}
-        if self.has_distortion:
-            shapes[self.lens_column] = (MAX_COEFFICIENTS,)
-        if self.has_skew:
-            shapes[self.skew_column] = ()
-        return shapes
-
-    def _column_name(self, noun: str) -> str:
-        return noun if self.name is None else f"{self.name}_{noun}"
-
-    def columns(
-        self,
-        windows: CropWindows | None,
-        cameras: Sequence[Any],
-        frames: IntArray | None = None,
-        partner: EpisodeCamera | None = None,
-    ) -> dict[str, FloatArray]:
-        """The columns of n clips in batches: intrinsics, and distortion and skew if it has them.
-
-        Distortion is float64[n, 14] in OpenCV's order, zeros behind the camera's own coefficients,
-        and skew float64[n] in pixels. NaN if unknown. `cameras` and `frames` as for `intrinsics`.
-        Flipped clips show the image of `partner` if that is given, and have its camera.
-        """
-        intrinsics = self.intrinsics(cameras, frames)
-        is_unknown = np.isnan(intrinsics.sum(axis=1))
-        flipped = np.zeros(len(cameras), np.bool_) if windows is None else windows.flipped
-        columns = {self.column: intrinsics}
-        if windows is not None:
-            columns[self.column] = windows.intrinsics(intrinsics)
-        own_cameras = [self.camera_in(camera) for camera in cameras]
-        if self.has_distortion:
-            table = np.full((len(cameras), MAX_COEFFICIENTS), np.nan)
-            for clip, lens in enumerate(map(lens_of, own_cameras)):
-                if lens is not None and not is_unknown[clip]:
-                    model, numbers = lens
-                    factors = mirror_factors(model, len(numbers)) if flipped[clip] else 1.0
-                    table[clip] = 0
-                    table[clip, : len(numbers)] = np.multiply(numbers, factors) + 0.0
-            columns[self.lens_column] = table
-        if self.has_skew:
-            skews = np.array([_skew_of(camera) for camera in own_cameras], np.float64)
-            skews[is_unknown] = np.nan
-            if self.size is not None:
-                skews *= [self.size[1] / self._find(camera, *self.frame)[-1] for camera in cameras]
-            if windows is not None:
-                skews *= windows.scale[0] * np.where(flipped, -1.0, 1.0)
-            columns[self.skew_column] = skews + 0.0
-        if partner is not None:
-            partner_columns = partner.columns(windows, cameras, frames)
-            for values, partner_values in zip(
-                columns.values(), partner_columns.values(), strict=True
-            ):
-                values[flipped] = partner_values[flipped]
-        return columns
-
-    def partner(self, name: str, stored_frame: tuple[int | None, ...]) -> EpisodeCamera:
-        """The camera of the feature `name`, an image of the same size in batches."""
-        return self._replace(name=name, frame=self.frame if self.size is None else stored_frame)
 
     def camera_in(self, camera: Any) -> Any:
         """The camera of this feature in an episode's metadata `camera`; `None` if invalid."""
@@ -115,19 +34,28 @@ class EpisodeCamera(NamedTuple):
         feature_camera = camera.get(self.name, camera)
         return feature_camera if isinstance(feature_camera, Mapping) else camera
 
-    def intrinsics(self, cameras: Sequence[Any], frames: IntArray | None = None) -> FloatArray:
+    def intrinsics(self, cameras: Sequence[Any]) -> FloatArray:
         """fx, fy, cx, cy in pixels of (resized) frames, NaN if unknown; float64[n, 4].
 
-        `cameras` are the episodes' metadata; `frames`, int64[n, 2], the sizes of variable frames.
+        `cameras` are the episodes' metadata.
         """
-        sizes = [self.frame] * len(cameras) if frames is None else frames.tolist()
-        rows = [self._find(camera, *size) for camera, size in zip(cameras, sizes, strict=True)]
+        rows = [self._find(camera, *self.frame) for camera in cameras]
         table = np.array(rows, np.float64).reshape(-1, len(INTRINSICS) + 2)
         intrinsics: FloatArray = table[:, : len(INTRINSICS)]
         if self.size is None:
             return intrinsics
         sides: Any = table[:, len(INTRINSICS) :].T  # NaN where unknown
         return replace(CropWindows.whole(*sides), size=self.size).intrinsics(intrinsics)
+
+    def skew(self, camera: Any) -> float:
+        """The skew in pixels of (resized) frames, 0 if the camera has none; NaN if unknown."""
+        own_camera = self.camera_in(camera)
+        skew: Any = None if own_camera is None else own_camera.get("skew", 0.0)
+        if not (isinstance(skew, float) or is_integer(skew)):
+            return float("nan")
+        if self.size is not None:
+            skew = skew * (self.size[1] / self._find(camera, *self.frame)[-1])
+        return float(skew) + 0.0  # no negative zero
 
     def _find(self, camera: Any, height: int | None, width: int | None) -> list[float]:
         """fx, fy, cx, cy, and height and width of the stored frame; NaN where unknown."""
@@ -163,12 +91,6 @@ def image_of(name: str, ending: str, renamed: Mapping[str, str]) -> str:
     image = name.removesuffix(ending)
     is_kept = image != name and name not in renamed.values()
     return renamed.get(image, image) if is_kept else image
-
-
-def _skew_of(camera: Any) -> float:
-    """The skew of a camera in pixels, 0 if it has none; NaN if invalid."""
-    skew: Any = None if camera is None else camera.get("skew", 0.0)
-    return float(skew) if isinstance(skew, float) or is_integer(skew) else float("nan")
 
 
 def followed_feature(
@@ -214,35 +136,3 @@ def followed_feature(
             got=", ".join(images),
         )
     return min(images, default=None)
-
-
-def known_cameras(
-    features: Collection[str],
-    frame: tuple[int | None, ...],
-    sizes: Mapping[str, tuple[Any, Any]],
-    camera: Any,
-    *,
-    may_share: bool,
-) -> list[EpisodeCamera]:
-    """Cameras of features with one crop window, if the episode's `camera` has all their intrinsics.
-
-    Only the shared camera, if it is complete and `may_share` (features of one stored size). `frame`
-    is (height, width) of frames; `sizes` maps resized features to their stored and resized size.
-    """
-    cameras = [EpisodeCamera(name, *sizes.get(name, (frame,))) for name in sorted(features)]
-    if may_share and len({camera[1:] for camera in cameras}) == 1:
-        cameras.insert(0, cameras[0]._replace(name=None))
-    complete_cameras = [
-        candidate for candidate in cameras if not np.isnan(candidate.intrinsics([camera])).any()
-    ]
-    if complete_cameras and complete_cameras[0].name is None:
-        complete_cameras = complete_cameras[:1]
-    return [
-        candidate._replace(
-            has_distortion=bool(
-                (lens_of(feature_camera := candidate.camera_in(camera)) or ("", []))[1]
-            ),
-            has_skew=bool(_skew_of(feature_camera)),
-        )
-        for candidate in complete_cameras
-    ]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from seqrecord.tools.viewer.sheet import Frames
 
 DEFAULT_CLIP_LEN = 16
-_CLIP_COLUMNS = ("crop", "intrinsics", "distortion")  # 1-D columns of clips, not of frames
+_CLIP_COLUMNS = ("crop", "camera_offset")  # 1-D columns of clips, not of frames
 _VALUE_CHARS = 40  # of an extra column in the title
 
 
