@@ -36,7 +36,13 @@ IN_PLACE = "seqrecord.formats.indexing.originals:find_index"
 """Function that indexes an original, to read it in place."""
 
 TABLES = "seqrecord.formats.indexing.tables:joined_table"
-"""Function that provides a user's table for `join=`, see `store.reading.joined_tables`."""
+"""Function that provides a user's table for `join=`, see `companions.joined_tables`."""
+
+COMPANIONS = "seqrecord.companions.opening:open_with_companions"
+"""Function that joins a dataset with others, see `store.reading.opening.open_joined`."""
+
+DICTIONARY = "seqrecord.companions.dictionaries:StoredDictionary"
+"""Class of a dataset's dictionaries, a `store.reading.text_dictionaries.TextDictionary`."""
 
 IS_ORIGINAL = "seqrecord.formats.indexing.originals:is_original"
 """Function that returns whether a location is an original."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.project.source_code import PACKAGE, parse
 
-FOLDERS = ("cloud", "cuda", "in_place", "loader", "robots", "store", "video")
+FOLDERS = ("cloud", "companions", "cuda", "in_place", "loader", "robots", "store", "video")
 """Parts that read frames. Sources keep errors of episodes, and raise them where they keep them."""
 
 EXAMPLES = {

@@ -27,8 +27,8 @@ from tests.project.source_code import (
 )
 
 ROOT = Path(__file__).parents[2]
-WITHOUT_TORCH = ("store", "video", "in_place", "cloud", "formats", "tools.edit")
-FLAT_PARTS = {"video", "in_place", "cloud", "cuda"}  # each is one room
+WITHOUT_TORCH = ("store", "companions", "video", "in_place", "cloud", "formats", "tools.edit")
+FLAT_PARTS = {"companions", "video", "in_place", "cloud", "cuda"}  # each is one room
 
 
 def rooms() -> dict[str, int]:

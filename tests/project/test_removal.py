@@ -13,10 +13,11 @@ from tests.kit.processes import run_python
 from tests.kit.video_data import moving
 from tests.project.source_code import PACKAGE
 from tests.project.test_parts import may_import
+from tests.store.test_golden import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("home")
 
-OPTIONAL = ["video", "in_place", "cloud", "formats", "robots", "cuda", "tools"]
+OPTIONAL = ["companions", "video", "in_place", "cloud", "formats", "robots", "cuda", "tools"]
 
 USE = """
 import pkgutil, subprocess, sys
@@ -136,6 +137,31 @@ resumed.load_state_dict(state)
 rest = [batch["start"].tolist() for batch in resumed]
 assert rest == [batch["start"].tolist() for batch in batches[5:]]
 
+other = folder / "companion"
+with seqrecord.SeqRecordWriter(other, codecs="raw") as writer:
+    for key in ("a", "b"):
+        with writer.episode(key) as episode:
+            for i in range(20):
+                episode.append({"number": np.array([i], np.int64)})
+texts, text_options = folder / "texts", {"clip_len": 1, "shuffle": False}
+if "companions" in lacking:  # loaded by name
+    for join in (other, [other], [seqrecord.open(other)], {"number": [1, 2]}):
+        check_missing(lambda place: seqrecord.open(place, join=join), path)
+    with seqrecord.open(texts) as dataset:
+        assert dataset.episodes["e1"][1]["task"] == "öffne die Tür"
+        assert "lacks its part `companions`" in str(seqrecord.summarize(dataset))
+        check_missing(lambda dataset: dataset.dictionaries, dataset)
+        assert dataset.select(["state", "task"]).dictionaries == {}
+    check_missing(lambda place: seqrecord.SeqRecordPipe(place, **text_options), texts)
+    batch = next(iter(seqrecord.SeqRecordPipe(texts, features=["task"], **text_options)))
+    assert batch["task"] == ["open the door"], batch
+else:
+    with seqrecord.open(path, join=other) as dataset:
+        batch = next(iter(seqrecord.SeqRecordPipe(dataset, **options)))
+        assert (batch["number"][:, 0, 0] == batch["start"]).all()
+    batch = next(iter(seqrecord.SeqRecordPipe(texts, **text_options)))
+    assert batch["task_embedding"][0].shape == (13, 2), batch
+
 clip = seqrecord.SeqRecordMapDataset(path, clip_len=4)[3]
 assert clip["image"].shape == (4, 24, 32, 3)
 sources = {name: seqrecord.SeqRecordPipe(path, clip_len=4) for name in ("one", "two")}
@@ -188,6 +214,7 @@ def run_without(parts: list[str], folder: Path) -> None:
     with film, film.episode("a") as episode:
         for image in moving(4):
             episode.append({"image": image})
+    shutil.copytree(GOLDEN / "texts", folder / "texts")
     for part in parts:
         shutil.rmtree(folder / "seqrecord" / part)
     dependent = {part for part, imports in may_import().items() if imports & {*parts}}

@@ -20,7 +20,7 @@ from seqrecord.store.format.text import encode_metadata
 from seqrecord.store.format.text_keys import FEATURE
 from seqrecord.store.reading.contents import DictionaryPlace
 from seqrecord.store.reading.dataset import Dataset, open_packed
-from seqrecord.store.reading.dictionaries import TextDictionary
+from seqrecord.store.reading.text_dictionaries import TextDictionary, open_dictionary
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.text import repr_of
@@ -126,7 +126,7 @@ def _check_values(places: Sequence[DictionaryPlace]) -> None:
         return
     owners = dict[str, TextDictionary]()
     with ExitStack() as stack:
-        dictionaries = [stack.enter_context(closing(TextDictionary(place))) for place in places]
+        dictionaries = [stack.enter_context(closing(open_dictionary(place))) for place in places]
         for dictionary in dictionaries:
             _check_specs(dictionary, dictionaries[0])
             for text in dictionary:

@@ -14,9 +14,7 @@ from seqrecord.store.originals.protocol import Source
 from seqrecord.store.storage.opening import StorageLike
 
 if TYPE_CHECKING:  # slow imports
-    from seqrecord.store.reading.join_matching import Check
-    from seqrecord.store.reading.joining import Missing
-    from seqrecord.store.reading.opening import Companion
+    from seqrecord.store.reading.opening import Check, Companion, Missing
 
 
 def open_source(

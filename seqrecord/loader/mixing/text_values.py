@@ -13,7 +13,7 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.engine.batches import Batch
 from seqrecord.loader.pipes.text_values import ValueForm, find_values, on_device
 from seqrecord.loader.pipes.view import View
-from seqrecord.store.reading.dictionaries import TextDictionary
+from seqrecord.store.reading.text_dictionaries import TextDictionary
 
 
 def joined_texts(sources: Collection[View], join: Literal["union", "intersection"]) -> Set[str]:

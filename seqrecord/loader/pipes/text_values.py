@@ -26,7 +26,7 @@ from seqrecord.loader.pipes.frame_arrays import check_tensors, ragged_arrays
 from seqrecord.loader.pipes.option_values import Ragged
 from seqrecord.store.reading.array_specs import ArraySpec, mask_name
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.reading.dictionaries import TextDictionary
+from seqrecord.store.reading.text_dictionaries import TextDictionary
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import repr_of
 
@@ -79,7 +79,7 @@ class TextValues:
                     f"clip_transform, or features without {name}",
                     got="no such entry" if text is None else f"{dictionary.text}: {text}",
                 )
-        specs = {name: dictionary.array_spec() for name, dictionary in dictionaries.items()}
+        specs = {name: array_spec_of(dictionary) for name, dictionary in dictionaries.items()}
         arrays, as_nested = ragged_arrays(ragged, specs, others=features.keys())
         check_tensors(arrays)
         if taken := sorted(arrays.keys() & features.keys()):
@@ -125,6 +125,12 @@ class TextValues:
         is_padded = mask_name(name) in self.arrays
         spec, feature = self.arrays[name], self.dictionaries[name].spec
         return ValueForm(name, spec, feature, is_padded=is_padded, as_nested=name in self.nested)
+
+
+def array_spec_of(dictionary: TextDictionary) -> ArraySpec:
+    """Return dtype and shape of a value, and the size of the largest one."""
+    spec = dictionary.spec
+    return ArraySpec(spec.dtype, spec.shape, dictionary.largest_nbytes)
 
 
 def find_values(dictionary: TextDictionary, clips: Clips) -> dict[str, Value]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from seqrecord.loader.pipes.collating import collate
 from seqrecord.loader.pipes.frame_arrays import ragged_arrays
 from seqrecord.loader.pipes.map_dataset import SeqRecordMapDataset
 from seqrecord.loader.pipes.option_values import FrameCache
+from seqrecord.loader.pipes.text_values import array_spec_of
 from seqrecord.robots.lerobot.items import Episodes, PlannedDataset
 from seqrecord.robots.lerobot.planned import ClipPlanner, PlannedReader
 from seqrecord.store.bfloat16 import dtype_name
@@ -33,12 +34,9 @@ from seqrecord.store.clips.windows import delta_timestamps
 from seqrecord.store.lazy import import_extra
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.dataset import Dataset, DatasetLike, skipping_bad_episodes
-from seqrecord.store.reading.opening import Companion, dataset_of, open_joined
+from seqrecord.store.reading.opening import Check, Companion, dataset_of, open_joined
 from seqrecord.store.reading.resizing import Sizes
 from seqrecord.store.text import shown_place
-
-if TYPE_CHECKING:
-    from seqrecord.store.reading.join_matching import Check
 
 _PACKAGE = "seqrecord.lerobot needs LeRobot's own package: pip install 'lerobot[dataset]'"
 
@@ -152,7 +150,7 @@ class LeRobotDataset(PlannedDataset):
             if name not in own_names
         }
         # Padded, as items are tensors of one shape, which any `collate_fn` joins.
-        values = {name: values.array_spec() for name, values in dataset.dictionaries.items()}
+        values = {name: array_spec_of(values) for name, values in dataset.dictionaries.items()}
         self._of_texts, _ = ragged_arrays("pad", values)
         self._joined |= {
             name: {"dtype": dtype_name(spec.dtype), "shape": spec.shape, "names": None}

@@ -55,7 +55,7 @@ class _IdentityGroup(NamedTuple):
 
 
 class JoinedDatasets(Protocol):
-    """The datasets of a joined one, see `store.reading.joining`. Picklable."""
+    """The datasets of a joined one, see `companions.joining`. Picklable."""
 
     @property
     def members(self) -> Sequence[Contents]:

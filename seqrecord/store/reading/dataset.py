@@ -28,8 +28,8 @@ from seqrecord.store.units import Progress, format_size
 if TYPE_CHECKING:
     from seqrecord.store.format.inventory import Inventory
     from seqrecord.store.reading.array_specs import FrameFunction
-    from seqrecord.store.reading.dictionaries import TextDictionary
     from seqrecord.store.reading.external_files import ExternalFiles, Originals
+    from seqrecord.store.reading.text_dictionaries import TextDictionary
 
 DatasetLike: TypeAlias = "StorageLike | Dataset"
 """A dataset: local path, URL, or an open `Dataset`."""
@@ -173,17 +173,20 @@ class Dataset:
         """Values of texts by name, such as `task_embedding`; see docs/derive.md.
 
         Those of which the dataset has the text feature. Each is a mapping from text to value.
+        Raises `MissingPackageError` without the part `companions`, unless there are none.
         """
-        if not self.contents.dictionaries:
-            return {}
-        from seqrecord.store.reading.dictionaries import TextDictionary  # few datasets have some
-
         features = self.features
-        return {
-            place.name: TextDictionary(place)
+        places = [
+            place
             for place in self.contents.dictionaries
             if place.text in features and features[place.text].value == "text"
-        }
+        ]
+        if not places:
+            return {}
+        # Few datasets have dictionaries.
+        from seqrecord.store.reading.text_dictionaries import open_dictionary
+
+        return {place.name: open_dictionary(place) for place in places}
 
     @property
     def fingerprint(self) -> str:

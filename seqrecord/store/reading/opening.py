@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from seqrecord.errors import ClipError, NotFoundError, SchemaError, SourceError
-from seqrecord.store.areas import IN_PLACE, load_entry
+from seqrecord.errors import NotFoundError, SourceError
+from seqrecord.store.areas import COMPANIONS, IN_PLACE, load_entry
 from seqrecord.store.clips.tables import ClipSpec
 from seqrecord.store.reading.dataset import (
     Dataset,
@@ -20,25 +20,21 @@ from seqrecord.store.reading.dataset import (
     skipping_bad_episodes,
 )
 from seqrecord.store.reading.filters import BadEpisodes
-from seqrecord.store.reading.joined_tables import (
-    JoinedTable,
-    companion_of,
-    is_table,
-    joined_table,
-)
 from seqrecord.store.reading.mapped_frames import Verify
-from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import StorageLike
-from seqrecord.store.text import repr_of
 
 if TYPE_CHECKING:  # not needed by `open`
     from seqrecord.store.reading.external_files import Originals
-    from seqrecord.store.reading.join_matching import Check
-    from seqrecord.store.reading.joining import Missing
     from seqrecord.store.reading.summary import Summary
 
 Companion: TypeAlias = "DatasetLike | Mapping[str, Any] | Any"
 """More features of a dataset's episodes: a dataset or a table."""
+
+Missing: TypeAlias = Literal["error", "drop", "pad"]
+"""What happens to episodes without a partner in a companion."""
+
+Check: TypeAlias = Literal["pages", "lengths"]
+"""What must be equal in partners: the pages that values were computed from, or the lengths."""
 
 
 def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
@@ -115,12 +111,12 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     settings = {"storage_options": storage_options, "verify": verify}
 
     remote = {"cache_dir": cache_dir, "cache_limit": cache_limit, **settings}
-    if not _is_url(location) and any(map(_is_url, _companions(join))):
+    if not is_url(location) and _has_url(join):
         options |= {"cache_dir": None, "cache_limit": None}
         settings = {"verify": verify}
 
     def open_base(names: Sequence[str] | None) -> Dataset:
-        return _open_checked(location, skip_bad_episodes, features=names, **settings, **options)
+        return open_checked(location, skip_bad_episodes, features=names, **settings, **options)
 
     return open_joined(
         open_base,
@@ -146,79 +142,34 @@ def open_joined(
     """Open the companions of a dataset, and join it with them; see `open`.
 
     `open_base` opens the dataset with the named features. `options` are arguments for companions;
-    without `verify`, they are for URLs only.
+    without `verify`, they are for URLs only. Raises `MissingPackageError` for companions without
+    the part `companions`.
     """
-    companions = _companions(join)
-    if not companions:
+    if isinstance(join, (list, tuple)) and not join:
         return open_base(features)
-    # Here, because loaders of single datasets do not need it.
-    from seqrecord.store.reading.joining import (
-        check_requested_names,
-        check_texts,
-        join_datasets,
+    open_with_companions: Callable[..., Dataset] = load_entry(COMPANIONS)
+    return open_with_companions(
+        open_base,
+        join,
+        features=features,
+        missing=missing,
+        check=check,
+        skip_bad_episodes=skip_bad_episodes,
+        **options,
     )
 
-    with ExitStack() as opened_datasets, ExitStack() as opened_tables:
 
-        def opened_companion(item: Any) -> Dataset | JoinedTable:
-            if isinstance(item, Dataset):
-                return item
-            arguments = options if _is_url(item) else {"verify": options.get("verify", True)}
-            if is_table(item):
-                table = joined_table(item, arguments.get("storage_options"))
-                return opened_tables.enter_context(table)
-            companion = _open_checked(item, skip_bad_episodes, **arguments)
-            opened_datasets.callback(companion.close)
-            return companion
-
-        members = [opened_companion(item) for item in companions]
-        base_features, companion_names = features, list[str]()
-        if features is not None:
-            companion_names = [name for member in members for name in _value_names(member)]
-            base_features = [name for name in features if name not in companion_names] or None
-        try:
-            base = open_base(base_features)
-        except SchemaError as error:  # a name that no dataset has
-            if companion_names:
-                error.expected = f"{error.expected}, {', '.join(companion_names)}"
-            raise
-        opened_datasets.callback(base.close)
-        if features is not None:
-            check_requested_names(base, companion_names, features)
-        datasets = []
-        for member in members:
-            datasets.append(companion_of(member, base))
-            if not isinstance(member, Dataset):
-                opened_datasets.callback(datasets[-1].close)
-        dataset = join_datasets(base, datasets, missing=missing, check=check)
-        check_texts(dataset, datasets, features)
-        dataset = dataset.select(features)
-        opened_datasets.pop_all()
-        return dataset
+def _has_url(join: Sequence[Companion] | Companion) -> bool:
+    """Whether a companion is at a URL: a text, alone or among others."""
+    return any(map(is_url, join if isinstance(join, (list, tuple)) else [join]))
 
 
-def _value_names(companion: Dataset | JoinedTable) -> Sequence[str]:
-    """The names of a companion's features and dictionaries."""
-    if isinstance(companion, Dataset):
-        return companion.contents.value_names
-    return companion.features
-
-
-def _companions(join: Sequence[Companion] | Companion) -> Sequence[Any]:
-    """The companions in an argument, which may be only one."""
-    is_single = isinstance(join, str | PathLike | Dataset | Storage) or is_table(join)
-    if not is_single and not isinstance(join, Iterable):
-        expected = "a list of datasets and tables: paths, URLs or objects"
-        raise ClipError("join is not valid", expected=expected, got=repr_of(join, 100))
-    companions: Any = [join] if is_single else join
-    return list(companions)
-
-
-def _is_url(location: object) -> bool:
+def is_url(location: object) -> bool:
+    """Whether a dataset or table is at a URL."""
     return isinstance(location, str) and "://" in location
 
 
-def _open_checked(location: StorageLike, skip_bad_episodes: bool, **options: Any) -> Dataset:
+def open_checked(location: StorageLike, skip_bad_episodes: bool, **options: Any) -> Dataset:
     """Like `open`, without companions."""
     dataset = _open(location, **options)
     if skip_bad_episodes:

@@ -22,9 +22,9 @@ from seqrecord.store.format.inventory import Inventory
 from seqrecord.store.format.rows import num_absent
 from seqrecord.store.format.text import MEASURED_FPS
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.reading.dictionaries import TextDictionary
+from seqrecord.store.reading.derivations import stored_identities
 from seqrecord.store.reading.filters import EpisodeDescription, EpisodeFilter
-from seqrecord.store.reading.join_relatives import stored_identities
+from seqrecord.store.reading.text_dictionaries import open_dictionary
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import (
     codec_text,
@@ -269,13 +269,12 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
 def _dictionaries(dataset: Dataset) -> Iterator[tuple[str, str]]:
     """Yield names and descriptions of dictionaries."""
     for place in dataset.contents.dictionaries:
-        dictionary = TextDictionary(place)
-        with closing(dictionary):
-            try:
-                count = counted(len(dictionary), "text")
-                yield place.name, f"{count} of {place.text}, {dictionary.array_spec()}"
-            except SeqRecordError as error:
-                yield place.name, str(error)
+        try:
+            with closing(open_dictionary(place)) as dictionary:
+                count, spec = counted(len(dictionary), "text"), dictionary.spec
+                yield place.name, f"{count} of {place.text}, {spec.value_kind.describe(spec)}"
+        except SeqRecordError as error:
+            yield place.name, str(error)
 
 
 def _derivations(dataset: Dataset) -> dict[str, int]:

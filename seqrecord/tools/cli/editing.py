@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from seqrecord.companions.joined_tables import companion_of, is_table, joined_table
 from seqrecord.edit import (
     add_feature,
     delete_episodes,
@@ -27,7 +28,6 @@ from seqrecord.edit import (
     values_of_files,
 )
 from seqrecord.store.reading.filters import EpisodeFilter
-from seqrecord.store.reading.joined_tables import companion_of, is_table, joined_table
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.reading.opening import opened
 from seqrecord.store.schema import FeatureSpec

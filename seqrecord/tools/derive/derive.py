@@ -22,7 +22,7 @@ from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.store.format.manifest import Dictionary
 from seqrecord.store.originals.protocol import Source
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
-from seqrecord.store.reading.join_relatives import DERIVED_FROM
+from seqrecord.store.reading.derivations import DERIVED_FROM
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.reading.opening import opened
 from seqrecord.store.storage.base import Storage

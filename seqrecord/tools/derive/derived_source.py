@@ -36,7 +36,7 @@ from seqrecord.store.originals.protocol import EpisodeInfo
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.reading.join_relatives import DERIVED_FROM
+from seqrecord.store.reading.derivations import DERIVED_FROM
 from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.tools.derive.provenance import Settings, compared, entry_of, has_equal_frames
 from seqrecord.tools.derive.results import Column, columns_of, rows_of, spec_of

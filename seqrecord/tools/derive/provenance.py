@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from seqrecord.companions.episode_identity import episode_identity, match_identity
 from seqrecord.errors import ClipError, FormatError, located
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.reading.episode_identity import episode_identity, match_identity
 from seqrecord.version import __version__
 
 _PACKAGES = ("torch", "numpy", "diffusers", "transformers")

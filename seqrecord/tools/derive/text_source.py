@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from seqrecord.companions.dictionaries import StoredDictionary
 from seqrecord.errors import ClipError, NotFoundError, SeqRecordError, SourceError
 from seqrecord.formats.converting.convert import convert
 from seqrecord.formats.converting.convert_jobs import Workers
@@ -19,8 +20,7 @@ from seqrecord.store.originals.inventory import Account
 from seqrecord.store.originals.protocol import EpisodeInfo
 from seqrecord.store.reading.contents import DictionaryPlace
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.reading.dictionaries import TextDictionary
-from seqrecord.store.reading.join_relatives import DERIVED_FROM
+from seqrecord.store.reading.derivations import DERIVED_FROM
 from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.text import repr_of
@@ -179,7 +179,7 @@ def stored_texts(source: TextSource, storage: Storage, *, is_used: bool) -> Stor
     """
     name = source.dictionary.name
     place = DictionaryPlace(name, source.dictionary.text, name, storage)
-    with closing(TextDictionary(place)) as dictionary:
+    with closing(StoredDictionary(place)) as dictionary:
         try:
             entries = dictionary.entries()
         except NotFoundError:

@@ -12,8 +12,8 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter, edit
+from seqrecord.companions.episode_identity import episode_identity
 from seqrecord.errors import JoinError
-from seqrecord.store.reading.episode_identity import episode_identity
 from tests.kit.datasets import columns, write_dataset, write_episodes
 
 

@@ -14,8 +14,8 @@ import pytest
 
 import seqrecord
 from seqrecord import edit
+from seqrecord.companions.episode_identity import episode_identity, match_identity
 from seqrecord.errors import FormatError
-from seqrecord.store.reading.episode_identity import episode_identity, match_identity
 from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.video_file_data import pictures, write_video

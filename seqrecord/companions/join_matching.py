@@ -13,16 +13,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seqrecord.errors import FormatError, JoinError, located
-from seqrecord.store.clips.grids import IntArray
-from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.reading.episode_identity import (
+from seqrecord.companions.episode_identity import (
     Identity,
     are_groups,
     chunks_of,
@@ -30,18 +27,19 @@ from seqrecord.store.reading.episode_identity import (
     equal_pages,
     page_digests,
 )
-from seqrecord.store.reading.join_relatives import (
+from seqrecord.companions.join_relatives import (
     enter_relatives,
     refuse_samples,
-    stored_identities,
     stored_identity,
 )
-from seqrecord.store.reading.joined_index import Partners
-from seqrecord.store.reading.joined_tables import MatchedByKey
+from seqrecord.companions.joined_index import Partners
+from seqrecord.companions.joined_tables import MatchedByKey
+from seqrecord.errors import FormatError, JoinError, located
+from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.reading.derivations import stored_identities
+from seqrecord.store.reading.opening import Check
 from seqrecord.store.text import counted, first_of, shown_place
-
-Check: TypeAlias = Literal["pages", "lengths"]
-"""What must be equal in partners: the pages that values were computed from, or the lengths."""
 
 _UID_BYTES = 16
 _UID = f"S{_UID_BYTES}"  # compared several times faster than rows of bytes

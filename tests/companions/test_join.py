@@ -15,8 +15,8 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter, edit
+from seqrecord.companions.episode_identity import episode_identity
 from seqrecord.errors import ClipError, FormatError, JoinError, SchemaError
-from seqrecord.store.reading.episode_identity import episode_identity
 from tests.kit.command_line import run
 from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.tiny import check_frames, merged_frames, read_all

@@ -8,30 +8,28 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from seqrecord.companions.join_matching import find_partners
+from seqrecord.companions.joined_index import Partners, companion_specs, joined_index
+from seqrecord.companions.joined_storage import JoinedStorage, joined_path
 from seqrecord.errors import ClipError, JoinError, NotFoundError, SchemaError
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.format.manifest import Manifest, RecordFile
 from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.external_files import ExternalFiles, open_external_files
-from seqrecord.store.reading.join_matching import Check, find_partners
-from seqrecord.store.reading.joined_index import Partners, companion_specs, joined_index
+from seqrecord.store.reading.opening import Check, Missing
 from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
-from seqrecord.store.storage.joined import JoinedStorage, joined_path
 from seqrecord.store.text import counted, first_of, repr_of, shown_place
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from seqrecord.store.format.references import ExternalFile, Reference
-
-Missing: TypeAlias = Literal["error", "drop", "pad"]
-"""What happens to episodes without a partner in a companion."""
 
 _SHOWN_KEYS = 3
 

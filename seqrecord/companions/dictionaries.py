@@ -24,10 +24,10 @@ from seqrecord.errors import FormatError, NotFoundError
 from seqrecord.store.bfloat16 import numbers_of
 from seqrecord.store.format.text_keys import TEXT, key_of_text
 from seqrecord.store.processes.forks import PerProcess
-from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.contents import Contents, DictionaryPlace
 from seqrecord.store.reading.metadata import load
 from seqrecord.store.reading.pages import Page
+from seqrecord.store.reading.text_dictionaries import TextDictionary
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import repr_of
 
@@ -35,49 +35,25 @@ CACHE_BYTES = 128 << 20
 """Values that stay in memory, of each dictionary in each process."""
 
 
-class TextDictionary(Mapping[str, npt.NDArray[Any]]):
-    """Values of a feature's texts: a mapping from text to array. Thread-safe and picklable.
-
-    Opened by the first access. bfloat16 becomes float32.
-
-    Example:
-        with seqrecord.open("latents/") as dataset:
-            for name, dictionary in dataset.dictionaries.items():
-                print(name, {text: value.shape for text, value in dictionary.items()})
-    """
+class StoredDictionary(TextDictionary):
+    """A dictionary whose values are stored as a dataset, see `TextDictionary`."""
 
     def __init__(self, place: DictionaryPlace) -> None:
-        self.place = place
+        super().__init__(place)
         self._values = PerProcess(partial(_Values, place))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.place,)
 
     @property
-    def name(self) -> str:
-        """Name of the values in batches."""
-        return self.place.name
-
-    @property
-    def text(self) -> str:
-        """Name of the text feature."""
-        return self.place.text
-
-    @property
     def spec(self) -> FeatureSpec:
-        """Dtype and shape of a value."""
         return self._values.get().spec
 
-    def array_spec(self) -> ArraySpec:
-        """Dtype, shape and size of the largest value."""
-        return self._values.get().array_spec()
+    @property
+    def largest_nbytes(self) -> int | None:
+        return self._values.get().largest_nbytes()
 
     def stored(self, texts: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
-        """Return the values of texts, read-only, with bfloat16 as words.
-
-        Each distinct text is read once; texts without a value are left out. Raises `FormatError`
-        for damaged values.
-        """
         return self._values.get().find(dict.fromkeys(texts))
 
     def entries(self) -> dict[str, dict[str, Any]]:
@@ -103,12 +79,8 @@ class TextDictionary(Mapping[str, npt.NDArray[Any]]):
         )
 
     def close(self) -> None:
-        """Close the files, which are opened again on demand."""
         if (values := self._values.take()) is not None:
             values.close()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name!r} of {self.text!r}, {len(self)} texts)"
 
 
 class _Values:
@@ -139,11 +111,11 @@ class _Values:
         self._cache: OrderedDict[str, npt.NDArray[Any]] = OrderedDict()
         self._cached_bytes = 0
 
-    def array_spec(self) -> ArraySpec:
-        spec, index = self.spec, self.contents.index
-        rows = np.arange(len(index.num_frames))
-        largest = None if spec.is_fixed else index.largest_frames(spec.name, rows)
-        return ArraySpec(spec.dtype, spec.shape, largest)
+    def largest_nbytes(self) -> int | None:
+        if self.spec.is_fixed:
+            return None
+        index = self.contents.index
+        return index.largest_frames(self.spec.name, np.arange(len(index.num_frames)))
 
     def texts(self) -> Iterator[str]:
         for row in range(len(self.contents.index.num_frames)):
