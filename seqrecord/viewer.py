@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from seqrecord.tools.viewer.dataset_page import MAX_FOLDER as MAX_FOLDER
     from seqrecord.tools.viewer.dataset_page import MAX_PAGE as MAX_PAGE
     from seqrecord.tools.viewer.dataset_page import view_page as view_page
-    from seqrecord.tools.viewer.quality import view_quality as view_quality
     from seqrecord.tools.viewer.rerun_log import view_rerun as view_rerun
     from seqrecord.tools.viewer.view import DEFAULT_CLIP_LEN as DEFAULT_CLIP_LEN
     from seqrecord.tools.viewer.view import view as view

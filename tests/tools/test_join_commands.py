@@ -157,7 +157,6 @@ def test_bench_reads_joined_features(places: dict[str, Path]) -> None:
         (["info", "--missing", "pad"], "--missing requires --join"),
         (["info", "--check", "lengths"], "--check requires --join"),
         (["info", "--join", "x", "--versions"], "--versions cannot be combined with --join"),
-        (["view", "--join", "x", "--quality"], "--join cannot be combined with --quality"),
     ],
 )
 def test_options_that_need_a_companion(

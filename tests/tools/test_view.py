@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -25,8 +22,6 @@ from PIL import Image
 import seqrecord
 from seqrecord import ClipError, Dataset, NotFoundError, view
 from seqrecord.errors import SchemaError
-from seqrecord.viewer import view_quality
-from tests.kit.command_line import run
 from tests.kit.datasets import columns, write_dataset
 from tests.kit.processes import run_code
 
@@ -400,40 +395,6 @@ def test_a_figure_is_written_and_shown(dataset: Dataset, tmp_path: Path) -> None
         assert (image.format, image.width) == ("PNG", pixels(figure).shape[1])
     # IPython asks any object for this.
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
-
-
-def test_quality_tables(tmp_path: Path) -> None:
-    path, image = tmp_path / "quality.parquet", tmp_path / "quality.png"
-    table = {
-        "episode": ["odd", "even"],
-        "rank": [1, 2],
-        "still": [0.5, math.nan],
-        "error": ["", ""],
-    }
-    pq.write_table(pa.table(table | {"jerk": [1, 2], "gap": [math.nan] * 2}).take([1, 0]), path)
-    figure = view_quality(path)
-    assert labels(figure) == ["still", "jerk"]
-    assert {"2 episodes, the most deviating first", "by rank"} < {*(found := texts(figure))}
-    assert found.index("odd") < found.index("even")
-    assert axes_of(figure, "jerk").lines[0].get_ydata() == pytest.approx([1, 2])
-    with pytest.raises(SchemaError, match="expected: still, jerk; got: pose"):
-        view_quality(path, ["pose"])
-    with pytest.raises(ClipError, match="not a table"):
-        view_quality(image)
-    for absent, problem in (("episode", "lacks a column: episode"), ("rank", "and `rank`")):
-        part = {name: values for name, values in table.items() if name != absent}
-        pq.write_table(pa.table(part), tmp_path / "part.parquet")
-        with pytest.raises(ClipError, match=problem):
-            view_quality(tmp_path / "part.parquet")
-    numbered = {"episode_index": [0, 1], "rank": [1, 2], "still": [0.5, 1.0]}
-    pq.write_table(pa.table(numbered), tmp_path / "part.parquet")
-    with pytest.raises(ClipError, match="expected: columns `episode` and `rank`"):
-        view_quality(tmp_path / "part.parquet")
-    run("view", path, "--quality", "--features", "jerk", "-o", image)
-    assert image.exists()
-    wrong = ("--rerun", "--start 1", "key", "--storage-option a=b", "--save x.rrd")
-    for arguments in wrong:
-        run("view", path, "--quality", *arguments.split(), code=2)
 
 
 _WITHOUT = """

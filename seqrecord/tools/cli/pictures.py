@@ -1,4 +1,4 @@
-"""`seqrecord view`: a page of a dataset, plots of a clip or a quality table, the Rerun viewer."""
+"""`seqrecord view`: a page of a dataset, a plot of a clip, the Rerun viewer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from seqrecord.viewer import (
     MAX_FOLDER,
     MAX_PAGE,
     view_page,
-    view_quality,
     view_rerun,
 )
 from seqrecord.viewer import view as draw_view
@@ -44,7 +43,6 @@ _REFUSED = {
     "clip": {*_OF_RERUN, *_OF_PAGES, "quiet"},
     "page": {*_OF_CLIPS, *_OF_RERUN, "key"},
     "rerun": {*_OF_CLIPS, *_OF_PAGES, "output"},
-    "quality": {*_OF_CLIPS, *_OF_RERUN, *_OF_PAGES, "quiet", "key", "storage_options"},
 }
 """Parameters that a view lacks."""
 
@@ -64,10 +62,7 @@ _REFUSED = {
     type=AT_LEAST_1,
     help=f"Frames of the clip. [{DEFAULT_CLIP_LEN}, or fewer at the end of the episode]",
 )
-@feature_names("Features (or columns) to plot, in order.")
-@click.option(
-    "--quality", is_flag=True, help="Plot the table of `doctor --quality`: PATH is its file."
-)
+@feature_names("Features to plot, in order.")
 @click.option(
     "--rerun",
     is_flag=True,
@@ -107,7 +102,6 @@ def view(
     /,
     path: str,
     key: str | None,
-    quality: bool,
     rerun: bool,
     save: str | None,
     episodes: tuple[str, ...],
@@ -118,7 +112,7 @@ def view(
     joining: dict[str, Any],
     **options: Any,
 ) -> None:
-    """Write a page of a dataset, plot a clip or a quality table, or open the Rerun viewer.
+    """Write a page of a dataset, plot a clip, or open the Rerun viewer.
 
     \b
     seqrecord view records/ -o page.html      one file for the browser: all episodes
@@ -128,13 +122,9 @@ def view(
 
     A page of a mix file has all its sources. Images of clips require matplotlib.
     """
-    if rerun and quality:
-        raise click.UsageError("--rerun cannot be combined with --quality")
     is_page = output.lower().endswith((*_PAGES, "/")) or Path(output).is_dir()
-    kind = "rerun" if rerun else "quality" if quality else "page" if is_page else "clip"
+    kind = "rerun" if rerun else "page" if is_page else "clip"
     _check_parameters(context, kind)
-    if joining and quality:
-        raise click.UsageError("--join cannot be combined with --quality")
     opening = path, joining, options.pop("storage_options")
     if kind == "page":
         with (
@@ -170,11 +160,8 @@ def view(
             expected=" or ".join(_FORMATS),
             got=ending,
         )
-    if quality:
-        figure = view_quality(path, options["features"])
-    else:
-        with opened_joined(*opening) as (data, place_options):
-            figure = draw_view(data, key, **options, **place_options)
+    with opened_joined(*opening) as (data, place_options):
+        figure = draw_view(data, key, **options, **place_options)
     figure.savefig(target, dpi=150, format=ending[1:])
     click.echo(str(target))
 

@@ -68,7 +68,6 @@ def draw_sheet(
     shown: Sequence[int],
     title: str,
     subtitle: str,
-    axis: str = "frame",
 ) -> Figure:
     """Draw one row per feature and one column per frame in `shown`.
 
@@ -77,14 +76,13 @@ def draw_sheet(
         numbers: frame numbers of the clip.
         shown: frame numbers with a column.
         title, subtitle: heading.
-        axis: name of the numbers.
     """
     layout = _Layout.fit(len(shown), strips)
     rows = [_Row.of(name, strip, layout) for name, strip in strips.items()]
     height = _HEADER_HEIGHT + sum(row.height + _ROW_GAP for row in rows) + _ROW_GAP
     with styled():
         page = Page(layout.width, height)
-        _draw_header(page, title, subtitle, axis, shown, layout)
+        _draw_header(page, title, subtitle, shown, layout)
         y = _HEADER_HEIGHT
         for row in rows:
             row.draw(page, y, layout, numbers, shown)
@@ -135,7 +133,7 @@ class _Layout:
 
 
 def _draw_header(
-    page: Page, title: str, subtitle: str, axis: str, shown: Sequence[int], layout: _Layout
+    page: Page, title: str, subtitle: str, shown: Sequence[int], layout: _Layout
 ) -> None:
     full_width = page.width - 2 * _MARGIN
     room = max(full_width - text_width(subtitle, _SUBTITLE_SIZE) - 0.1, full_width / 2)
@@ -144,7 +142,7 @@ def _draw_header(
     room = page.width - _MARGIN - x
     page.text(x, 0.2, subtitle, room=room, size=_SUBTITLE_SIZE, color=DIM, va="baseline")
     y = _HEADER_HEIGHT - 0.04
-    page.text(_MARGIN, y, axis, color=DIM, va="baseline")
+    page.text(_MARGIN, y, "frame", color=DIM, va="baseline")
     for column, number in enumerate(shown):
         x = layout.left + layout.offset(column) + layout.cell_width / 2
         page.text(x, y, str(number), color=DIM, ha="center", va="baseline")
