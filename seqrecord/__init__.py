@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from seqrecord.errors import StorageError as StorageError
     from seqrecord.formats.converting.convert import convert as convert
     from seqrecord.formats.indexing.source_opening import open_source as open_source
-    from seqrecord.formats.sources.folders.source import FolderSource as FolderSource
-    from seqrecord.formats.sources.tartanair.source import TartanAirSource as TartanAirSource
     from seqrecord.loader.clips.depth import DepthToMeters as DepthToMeters
     from seqrecord.loader.mixing.mix import SeqRecordMix as SeqRecordMix
     from seqrecord.loader.pipes.camera_values import Camera as Camera
@@ -54,8 +52,6 @@ if TYPE_CHECKING:
     from seqrecord.store.clips.windows import Next as Next
     from seqrecord.store.clips.windows import Seconds as Seconds
     from seqrecord.store.clips.windows import delta_timestamps as delta_timestamps
-    from seqrecord.store.originals.protocol import EpisodeInfo as EpisodeInfo
-    from seqrecord.store.originals.protocol import Source as Source
     from seqrecord.store.reading.dataset import Dataset as Dataset
     from seqrecord.store.reading.episode import Episode as Episode
     from seqrecord.store.reading.opening import open as open  # noqa: A004 - as `gzip.open`
@@ -72,7 +68,6 @@ if TYPE_CHECKING:
     from seqrecord.tools.profiler.bench import bench as bench
     from seqrecord.tools.recorder import SeqRecordRecorder as SeqRecordRecorder
     from seqrecord.tools.verify import verify as verify
-    from seqrecord.tools.viewer.rerun_log import view_rerun as view_rerun
     from seqrecord.tools.viewer.view import view as view
     from seqrecord.version import __version__ as __version__
 

@@ -8,7 +8,6 @@ from seqrecord.store.lazy import lazy
 
 if TYPE_CHECKING:
     from seqrecord.robots.lerobot.dataset import LeRobotDataset as LeRobotDataset
-    from seqrecord.robots.lerobot.form import to_lerobot as to_lerobot
     from seqrecord.robots.lerobot.marking import mark_dataset as mark_dataset
     from seqrecord.robots.lerobot.mix import LeRobotMixDataset as LeRobotMixDataset
     from seqrecord.robots.lerobot.sampler import PlannedSampler as PlannedSampler

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from seqrecord.tools.viewer.dataset_page import view_page as view_page
     from seqrecord.tools.viewer.rerun_log import view_rerun as view_rerun
     from seqrecord.tools.viewer.view import DEFAULT_CLIP_LEN as DEFAULT_CLIP_LEN
-    from seqrecord.tools.viewer.view import view as view
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(__name__)

@@ -17,9 +17,9 @@ from hypothesis import given
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage, EpisodeInfo, FeatureSpec, Schema, convert, edit, open_source
+from seqrecord import EncodedImage, FeatureSpec, Schema, convert, edit, open_source
 from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
-from seqrecord.sources import Gop, format_names, undistorted
+from seqrecord.sources import EpisodeInfo, Gop, format_names, undistorted
 from tests.kit.command_line import run
 from tests.kit.datasets import chunk_lengths, columns, encoded, noise, write_dataset, write_small
 from tests.kit.made_source import MadeSource
@@ -424,7 +424,7 @@ def test_statistics_of_another_kind_are_left_out(
 class Part:
     """Only the first episode of a source, with another key and split."""
 
-    def __init__(self, source: seqrecord.Source, **changes: Any) -> None:
+    def __init__(self, source: seqrecord.sources.Source, **changes: Any) -> None:
         self.source, self.changes = source, changes
 
     def schema(self) -> Schema:

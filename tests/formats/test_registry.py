@@ -15,9 +15,10 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import EpisodeInfo, FeatureSpec, Schema, open_source
+from seqrecord import FeatureSpec, Schema, open_source
 from seqrecord.errors import LocationError, SourceError
 from seqrecord.sources import (
+    EpisodeInfo,
     FolderSource,
     Hdf5Source,
     LeRobotSource,

@@ -448,7 +448,6 @@ WITHOUT_EXAMPLE = {
     "seqrecord.lerobot.LeRobotMixDataset",
     "seqrecord.lerobot.PlannedSampler",
     "seqrecord.lerobot.mark_dataset",
-    "seqrecord.lerobot.to_lerobot",
     "seqrecord.sources.unread_files",
 }
 """Classes and functions in the pages' Python examples that lack an `Example:`.

@@ -210,6 +210,29 @@ def test_public_names() -> None:
             public_object(path)
 
 
+def test_public_names_have_one_place() -> None:
+    """No name is in two public modules, and no object has two names.
+
+    A few errors, to be caught, are in the package as well as in `seqrecord.errors`.
+    """
+    stems = [file.stem for file in (ROOT / "seqrecord").glob("[a-z]*.py")]
+    faces = [seqrecord, *(importlib.import_module(f"seqrecord.{stem}") for stem in stems)]
+    places: dict[str, list[str]] = {}
+    names: dict[int, set[str]] = {}
+    for face in faces:
+        for name in getattr(face, "__all__", ()):
+            value = getattr(face, name)
+            is_error = isinstance(value, type) and issubclass(value, seqrecord.SeqRecordError)
+            if isinstance(value, ModuleType) or (is_error and face is seqrecord):
+                continue
+            places.setdefault(name, []).append(face.__name__)
+            if callable(value):
+                names.setdefault(id(value), set()).add(name)
+    assert len(places) > 100
+    assert not {name: modules for name, modules in places.items() if len(modules) > 1}
+    assert not [several for several in names.values() if len(several) > 1]
+
+
 def test_names_of_llms_txt_exist() -> None:
     """Names of the package, arguments of loaders, commands, and pages."""
     text = (ROOT / "llms.txt").read_text()

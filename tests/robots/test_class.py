@@ -29,7 +29,7 @@ import seqrecord
 from seqrecord import samples
 from seqrecord.errors import ClipError, JoinError, MissingPackageError, SourceError, StateError
 from seqrecord.export import to_lerobot as export
-from seqrecord.lerobot import LeRobotDataset, PlannedSampler, to_lerobot
+from seqrecord.lerobot import LeRobotDataset, PlannedSampler
 from tests.kit.lerobot_depth_data import DEPTH, IMAGE
 from tests.kit.lerobot_language_data import BINDINGS, annotate
 from tests.kit.lerobot_stand_in import install, same
@@ -709,31 +709,3 @@ def test_repeated_items_and_abandoned_iterations(root: Path) -> None:
     assert same(first, again)
     for batch in (order[:4], order[4:8], order[2:6], order[:4], order[6:10], order[40:44]):
         assert [item["index"] for item in ours.__getitems__(batch)] == batch
-
-
-# ---- batches without the class
-
-
-@pytest.mark.parametrize("as_uint8", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_batches_of_a_pipe_in_the_form_of_lerobot(root: Path, as_uint8: bool) -> None:
-    ours = dataset(root, delta_timestamps=WINDOWS, return_uint8=as_uint8)
-    pipe = seqrecord.SeqRecordPipe(
-        root, windows=ours.delta_indices, pad="edge", squeeze_time=True, batch_size=5
-    )
-    for batch in islice(pipe, 3):
-        given = to_lerobot(batch, return_uint8=as_uint8)
-        arrays = {n: v if isinstance(v, list) else v.numpy() for n, v in batch.items()}
-        of_arrays = to_lerobot(arrays, return_uint8=as_uint8)
-        assert of_arrays.pop("episode") == given["episode"]
-        numbers = [int(key[-6:]) for key in given.pop("episode")]
-        begin = np.cumsum(LENGTHS) - LENGTHS
-        items = ours.__getitems__((begin[numbers] + given["frame_index"].numpy()).tolist())
-        wanted = torch.utils.data.default_collate(items)
-        assert given.keys() == wanted.keys() - {"index", "episode_index", "task_index"}
-        assert [value.dtype for name, value in given.items() if name != "task"] == [
-            wanted[name].dtype for name in given if name != "task"
-        ]
-        assert same(given, {name: wanted[name] for name in given})
-        assert same(of_arrays, given)
-    depth = to_lerobot({"observation.images.depth": torch.zeros(2, 4, 6, dtype=torch.int32)})
-    assert depth["observation.images.depth"].dtype == torch.int64

@@ -1,51 +1,11 @@
-"""Conversion of batches to LeRobot's form."""
+"""Conversion of values to LeRobot's form."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-
-_CAMERAS = "observation.image"  # how LeRobot calls them
-
-
-def to_lerobot(
-    batch: Mapping[str, Any],
-    *,
-    cameras: Collection[str] | None = None,
-    return_uint8: bool = False,
-) -> dict[str, Any]:
-    """Convert a batch of a LeRobot dataset's loader to the form of LeRobot's batches.
-
-    Images, uint8 [batch, …, H, W, C], become float32 [batch, …, C, H, W] in [0, 1], or keep uint8
-    with `return_uint8`. Other integers become int64, other floats float32. `start` becomes
-    `frame_index`. If the loader has `windows`, `pad="edge"` and `squeeze_time=True`, the result
-    equals LeRobot's batches for the same `delta_timestamps`, without `index` and `task_index`; but
-    depth keeps its unit and shape.
-
-    Args:
-        batch: clips of a loader with `batch_size`, or of `seqrecord.collate`. NumPy arrays become
-            tensors.
-        cameras: names of image features. Default: all names with the prefix `observation.image`.
-        return_uint8: keep images as uint8.
-
-    Usage::
-
-        pipe = seqrecord.SeqRecordPipe("lerobot/", clip_len=1, squeeze_time=True, batch_size=2)
-        batch = seqrecord.lerobot.to_lerobot(next(iter(pipe)))
-    """
-    columns = {}
-    for name, value in batch.items():
-        if isinstance(value, np.ndarray):
-            value = torch.from_numpy(value)
-        if name in cameras if cameras is not None else name.startswith(_CAMERAS):
-            value = channels_first(value, return_uint8=return_uint8)
-        else:
-            value = numbers(value)
-        columns["frame_index" if name == "start" else name] = value
-    return columns
 
 
 def channels_first(images: Any, *, return_uint8: bool) -> Any:

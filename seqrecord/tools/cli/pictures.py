@@ -23,6 +23,7 @@ from seqrecord.tools.cli.arguments import (
 )
 from seqrecord.tools.cli.joining import opened_joined
 from seqrecord.tools.cli.terminal import Command, ProgressBar
+from seqrecord.tools.viewer.view import view as draw_view
 from seqrecord.viewer import (
     DEFAULT_CLIP_LEN,
     MAX_FOLDER,
@@ -30,7 +31,6 @@ from seqrecord.viewer import (
     view_page,
     view_rerun,
 )
-from seqrecord.viewer import view as draw_view
 
 _FORMATS = (".png", ".jpg", ".webp", ".svg", ".pdf")
 _PAGES = (".html", ".htm")
