@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,9 +21,9 @@ from seqrecord.store.format.references import (
     SAMPLED_FILES,
     ExternalFile,
     FolderFile,
-    ReferencedFile,
     sampled_ranges,
 )
+from seqrecord.store.originals.inventory import format_of
 from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.storage.base import (
     LINKED,
@@ -40,8 +39,20 @@ from seqrecord.store.storage.parallel import identities_of, map_files
 _BLOCK = 1 << 20
 _FRAME_ENDINGS = (".png", ".jpg", ".jpeg", ".npy")
 
-MOST_COPIED = 64 << 10
-"""Maximum bytes of a frame's feature that an index copies instead of referencing."""
+
+def reference_source(source: Any) -> Any:
+    """Return the source that references its files instead of copying from them.
+
+    Raises `SourceError` for a source that cannot.
+    """
+    if not hasattr(source, "referring"):
+        raise SourceError(
+            "originals of this format cannot be read in place; `seqrecord write --src` converts "
+            "them",
+            expected="a format in docs/in-place.md",
+            got=format_of(source),
+        )
+    return source.referring()
 
 
 def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]:
@@ -113,7 +124,7 @@ def checksums_of_new(files: Mapping[str, ExternalFile]) -> dict[str, int]:
         modified = modified_ns(file.identity)
         if modified is not None and modified >= clock(file.root):
             with skipping_unreadable():  # raised by reading
-                checksums[name] = checksum_of_files([ReferencedFile(name)])
+                checksums[name] = checksum_of_files([name])
     return checksums
 
 
@@ -164,16 +175,8 @@ def external_folders(root: Path, folders: Iterable[Path]) -> dict[str, ExternalF
     return {path: ExternalFile(url, "" if n == "." else n, 0) for path, n in names.items()}
 
 
-def place_of(file: ReferencedFile) -> tuple[str, str]:
-    """Return the external file or folder of a frame, and the file's name in a folder."""
-    if file.stop is not None:
-        return file.file, ""
-    path = Path(file.file)
-    return str(path.parent), path.name
-
-
 def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderFile]]:
-    """Return sizes of files in a folder from `place_of`, and their entries in pages.
+    """Return sizes of files in a folder, and their entries in pages.
 
     Raises `SourceError` for missing and for empty files.
     """
@@ -237,18 +240,27 @@ def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
-def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
-    """Return the CRC32C of concatenated frames. Raises `SourceError` for shorter files."""
+def checksum_of_files(files: Iterable[str]) -> int:
+    """Return the CRC32C of concatenated files."""
     checksum = 0
     for file in files:
-        with opened(Path(file.file)) as stream:
-            stream.seek(file.start)
-            num_left = sys.maxsize if file.stop is None else file.stop - file.start
-            while num_left and (data := stream.read(min(num_left, _BLOCK))):
-                checksum, num_left = crc32c(data, start=checksum), num_left - len(data)
-            if num_left and file.stop is not None:
-                expected = f"{file.stop - file.start} bytes"
-                raise SourceError("truncated file", offset=file.start, expected=expected)
+        with opened(Path(file)) as stream:
+            while data := stream.read(_BLOCK):
+                checksum = crc32c(data, start=checksum)
+    return checksum
+
+
+def checksum_of_range(file: str, start: int, stop: int) -> int:
+    """Return the CRC32C of a file's bytes `[start, stop)`. Raises `SourceError` if some lack."""
+    checksum = 0
+    with opened(Path(file)) as stream:
+        stream.seek(start)
+        for begin in range(start, stop, _BLOCK):
+            size = min(_BLOCK, stop - begin)
+            if len(data := stream.read(size)) != size:
+                expected = f"{stop - start} bytes"
+                raise SourceError("truncated file", offset=start, expected=expected)
+            checksum = crc32c(data, start=checksum)
     return checksum
 
 

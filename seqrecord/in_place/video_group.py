@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from seqrecord.in_place.references import checksum_of_files
-from seqrecord.store.format.references import ReferencedFile
+from seqrecord.in_place.references import checksum_of_range
 from seqrecord.store.schema import Schema
 from seqrecord.store.writing.chunking import MAX_REFERENCED_BYTES
 from seqrecord.video.group import VideoGroup
@@ -41,7 +40,7 @@ class ReferringVideoGroup(VideoGroup):
         references = PacketReference.of(gops, pages, *self._externals[gops.file])
         for page, reference in zip(pages, references, strict=True):
             if self._checksums:
-                part = ReferencedFile(gops.file, reference.start, reference.stop)
-                reference = replace(reference, crc32c=checksum_of_files([part]) or 1)
+                checksum = checksum_of_range(gops.file, reference.start, reference.stop)
+                reference = replace(reference, crc32c=checksum or 1)
             count = int(gops.num_frames[page.start : page.stop].sum())
             self.add_reference(count, reference.encode(), reference.length)

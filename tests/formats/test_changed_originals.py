@@ -163,7 +163,7 @@ def test_several_original_roots_need_a_location_each(tmp_path: Path) -> None:
         seqrecord.open(both, originals={"/elsewhere": moved[0]})
 
 
-@pytest.mark.parametrize("name", [LEROBOT, "webdataset", "hdf5", "folders"])
+@pytest.mark.parametrize("name", [LEROBOT, "droid", "folders"])
 def test_moved_original_is_accepted(name: str, tmp_path: Path) -> None:
     root, index = original_and_index(tmp_path, name)
     with seqrecord.open(index) as dataset:

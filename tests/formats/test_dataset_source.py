@@ -257,12 +257,10 @@ def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:
         convert(open_source(a), tmp_path / "c", codecs={"image": "raw"}, workers=1)
 
 
-@pytest.mark.parametrize("name", ["jpegxl", "raw", "raw_big_endian"])
-def test_images_that_are_not_complete_files(name: str, tmp_path: Path) -> None:
-    if name == "jpegxl":
-        pytest.importorskip("imagecodecs")
+def test_images_that_are_not_complete_files(tmp_path: Path) -> None:
+    pytest.importorskip("imagecodecs")
     images = noise(3, 40, 60, 3)
-    codec = ({"id": "seqrecord.image", "format": name},)
+    codec = ({"id": "seqrecord.image", "format": "jpegxl"},)
     a = write(tmp_path / "a", {"a": columns(image=images)}, codecs={"image": codec})
     convert(open_source(a), tmp_path / "b", workers=1)
     assert_same(a, tmp_path / "b")

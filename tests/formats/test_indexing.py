@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import tracemalloc
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,15 +21,23 @@ from PIL import Image
 
 import seqrecord
 from seqrecord import SeqRecordWriter, errors, open_source
-from seqrecord.errors import NotFoundError, SeqRecordError, SourceError, StorageError
+from seqrecord.errors import (
+    NotFoundError,
+    SchemaError,
+    SeqRecordError,
+    SourceError,
+    StorageError,
+)
 from seqrecord.store.reading.dataset import open_packed
 from tests.formats.all_cases import CASES, indexed, made
 from tests.formats.cases import index_source, upload
+from tests.formats.format_cases.hdf5 import write_video_of_droid
 from tests.formats.in_place_cases import assert_same, frames_of
-from tests.kit.command_line import run
+from tests.kit.command_line import fail, run
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.services.gcs_stub import GcsStub
 from tests.kit.services.places import CLOUDS, Place
+from tests.kit.tiny import change_manifest
 from tests.kit.video_file_data import HAS_TABLES, decoded, pictures, write_fragmented, write_video
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -38,7 +47,7 @@ FILES = {
     "videos": "a.mp4",
     "lerobot with video": f"videos/{VIDEO}/chunk-000/file-000.mp4",
     "tartanair": "house/Easy/P000/image_left/000001_left.png",
-    "hdf5": "a.hdf5",
+    "droid": "Fri/recordings/MP4/11.mp4",
 }
 """A referenced file with bytes of the first episode, by case."""
 
@@ -65,7 +74,7 @@ def video_folder(root: Path, count: int = 3, **options: Any) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", ["videos", "tartanair", "hdf5"])
+@pytest.mark.parametrize("name", ["videos", "tartanair", "droid"])
 def test_files_that_are_not_opened(name: str, tmp_path: Path) -> None:
     root = made(tmp_path / "original", name)
     index, path = indexed(root, name, tmp_path / "index"), root / FILES[name]
@@ -329,6 +338,88 @@ def test_originals_that_cannot_be_indexed(tmp_path: Path, home: Path) -> None:
         seqrecord.open(root)
     assert info.value.file == str(root / "a.mp4")
     assert not list(home.glob("indexes/*-*")), "nothing is left of it"
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, c in CASES.items() if c.referred is None and "lerobot" not in n]
+)
+def test_formats_that_are_only_converted(name: str, tmp_path: Path) -> None:
+    """The error of every way to read in place names the conversion."""
+    root = made(tmp_path / "original", name)
+    source, index = CASES[name].opened(root), tmp_path / "index"
+    for refer in (index_source, partial(seqrecord.convert, in_place=True)):
+        with pytest.raises(SourceError, match=r"cannot be read in place; `seqrecord write --src`"):
+            refer(source, index, workers=1)
+    assert "`seqrecord write --src`" in " ".join(fail("index", root, "-o", index).split())
+    assert not index.exists()
+    with pytest.raises(NotFoundError, match=r"convert them \(`seqrecord write --src SRC`"):
+        seqrecord.open(root)
+    assert "`seqrecord write --src" in fail("index", root)
+
+
+def test_an_index_of_arrays_in_hdf5_of_an_earlier_version(tmp_path: Path) -> None:
+    root, index = made(tmp_path / "original", "folders"), tmp_path / "index"
+    indexed(root, "folders", index)
+
+    def change(manifest: dict[str, Any]) -> None:
+        [codec] = next(spec["codec"] for spec in manifest["schema"] if spec["name"] == "depth")
+        codec["format"] = "raw"
+
+    change_manifest(index, change)
+    with pytest.raises(SchemaError, match=r"convert the original \(`seqrecord write") as info:
+        seqrecord.open(index)
+    assert info.value.feature == "depth"
+
+
+def test_reading_in_place_reuses_memory(tmp_path: Path) -> None:
+    """The first use of new memory is expensive."""
+    frame = np.zeros((120, 300, 3), np.uint8)
+    for number in range(88):  # more than the memory limit
+        for camera in ("side", "top"):
+            path = tmp_path / f"set/{number // 11}/{camera}/{number % 11}.npy"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, frame + number)
+    chunk = 11 * frame.nbytes
+    index_source(open_source(tmp_path / "set"), tmp_path / "index", workers=1)
+    pipe = seqrecord.SeqRecordPipe(
+        tmp_path / "index",
+        clip_len=1,
+        batch_size=1,  # smaller than a chunk: the loop sometimes keeps a few batches
+        features=["side", "top"],
+        memory_limit=14 * chunk,
+        engine=seqrecord.EngineOptions(num_threads=1),
+    )
+    for _ in range(2):  # imports of the second epoch take memory, too
+        list(pipe)
+    tracemalloc.start()
+    try:
+        for _ in pipe:
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert pipe.stats()["bytes_read"] >= 16 * chunk
+    assert peak < chunk
+
+
+def test_a_droid_video_with_more_frames_than_rows(tmp_path: Path) -> None:
+    [path] = write_video_of_droid(tmp_path / "set", "Fri", 1, 4)
+    write_video(path, pictures(5))
+    with pytest.raises(SourceError, match="another number of frames"):
+        index_source(open_source(tmp_path / "set"), tmp_path / "index", workers=1)
+
+
+def test_invalid_bool_bytes_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "set/a/mask/0.npy"
+    path.parent.mkdir(parents=True)
+    np.save(path, np.ones((70, 80), bool))
+    with path.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"\2")
+    index_source(open_source(tmp_path / "set"), tmp_path / "index", workers=1)
+    with seqrecord.open(tmp_path / "index") as dataset, pytest.raises(errors.CodecError) as info:
+        dataset.episodes["a"][:]
+    assert (info.value.file, info.value.offset) == (str(path), 0)
 
 
 def test_an_argument_that_an_original_does_not_take(tmp_path: Path, memory_url: str) -> None:

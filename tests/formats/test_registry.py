@@ -273,7 +273,7 @@ def test_switches_may_be_texts(tmp_path: Path) -> None:
         *(
             (LeRobotSource, "without_video"),
             (Hdf5Source, "without_video"),
-            (ZarrSource, "in_place"),
+            (ZarrSource, "keep_encoded"),
         ),
     ]
     for source_class, name in switches:

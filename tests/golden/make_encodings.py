@@ -17,9 +17,9 @@ from PIL import Image
 import seqrecord
 from tests.store.test_golden import GOLDEN, describe
 
-_IMAGES = ("any", "jpegxl", "npy", "raw", "raw_big_endian")
+_IMAGES = ("any", "jpegxl", "npy")
 _VIDEOS = ("av1", "hevc", "vp9")
-_LOSSLESS = ("jpegxl", "raw", "raw_big_endian")
+_LOSSLESS = ("jpegxl",)
 _NUM_FRAMES = 4
 
 
@@ -39,8 +39,6 @@ def _image_frames() -> list[dict[str, Any]]:
                 "any": seqrecord.EncodedImage(png.getvalue()),
                 "jpegxl": image,
                 "npy": seqrecord.EncodedImage(npy.getvalue()),
-                "raw": depth,
-                "raw_big_endian": depth,
             }
         )
     return frames

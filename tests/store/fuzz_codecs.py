@@ -60,7 +60,6 @@ def chains(frame: npt.NDArray[Any]) -> list[tuple[CodecConfig, ...]]:
         for shuffle in (0, 1, 2)
         for blocksize in (0, 1024)
     ]
-    found.append(({"id": "seqrecord.image", "format": "raw_big_endian"},))
     if frame.dtype in (np.uint8, np.uint16) and frame.ndim > 1:
         found += [({"id": "seqrecord.image", "format": name},) for name in ("png", "jpegxl")]
         if frame.dtype == np.uint8:

@@ -530,24 +530,6 @@ def test_images_that_cannot_be_kept() -> None:
         codec_for("balanced", frame).encode(EncodedImage(png))
 
 
-@pytest.mark.parametrize("name", ["raw", "raw_big_endian"])
-def test_only_numbers_are_accepted(name: str) -> None:
-    rng, config = np.random.default_rng(0), ({"id": "seqrecord.image", "format": name},)
-    for dtype in ("|b1", "|i1", "<u2", "<f2", "<i8", "<c16"):
-        for shape in ((), (5,), (3, 4, 2)):
-            frame = np.asarray(rng.random(shape) * 2).astype(dtype)
-            codec = codec_for(config, frame)
-            round_trip(codec, frame)
-            other = frame.astype(frame.dtype.newbyteorder(">" if name != "raw" else "<"))
-            data = codec.encode(frame)
-            assert data == other.tobytes()
-            refuse(codec, (b"", data[:-1], data + b"\0", data * 2), frame)
-            with pytest.raises(CodecError):
-                codec.encode(EncodedImage(data))
-        with pytest.raises(SchemaError):
-            FrameCodec(config, dtype, (None, 3))
-
-
 @pytest.mark.parametrize(
     ("dtype", "channels"), [("u1", ()), ("u1", (3,)), ("u1", (4,)), ("<u2", ()), ("<u2", (3,))]
 )

@@ -58,8 +58,8 @@ def test_invalid_external_lists_are_refused() -> None:
             ExternalList.parse(data, hashlib.sha256(data).hexdigest()[:16])
 
 
-FOLDER_REFERENCE = FrameReference.of_frames(
-    ("0" * 16, 3), [], [3, 2], [FolderFile("a.png", "mtime 7"), FolderFile("b.png", None)]
+FOLDER_REFERENCE = FrameReference.of_files(
+    ("0" * 16, 3), [3, 2], [FolderFile("a.png", "mtime 7"), FolderFile("b.png", None)]
 )
 
 
@@ -73,7 +73,10 @@ def test_frames_as_files_of_a_folder_or_ranges_of_a_file() -> None:
     assert page.endswith(bytes.fromhex("03000000 02000000 00000000 01000000") + names)
     files = _frames_page(page)
     assert (files.parts, files.length, files.offset_table_bytes) == (FOLDER_REFERENCE.parts, 5, 12)
-    ranges = _frames_page(FrameReference.of_frames(("0" * 16, 3), [100, 110], [3, 2]).encode())
+    in_a_file = replace(
+        FOLDER_REFERENCE, start=100, offsets=np.array([0, 10]), extradata=b"", parts=()
+    )
+    ranges = _frames_page(in_a_file.encode())
     assert (ranges.start, ranges.stop, ranges.length, ranges.parts) == (100, 112, 5, ())
     for found in (files, ranges):
         data = memoryview(bytearray(12) + b"AAABB")

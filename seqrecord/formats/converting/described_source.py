@@ -14,6 +14,7 @@ from seqrecord.formats.converting.source_resizing import SourceResizing
 from seqrecord.formats.converting.source_video import notes_of_kept
 from seqrecord.in_place.boundary import boundary
 from seqrecord.in_place.file_types import explained
+from seqrecord.in_place.references import reference_source
 from seqrecord.store.feature_kinds import check_kinds_and_units
 from seqrecord.store.format.inventory import Inventory
 from seqrecord.store.format.text import check_key, encode_metadata, metadata_entries
@@ -60,13 +61,7 @@ class DescribedSource:
     ) -> DescribedSource:
         """Read the features, episodes and inventory of a source. See `convert`."""
         if in_place:
-            make_reference_source = getattr(source, "referring", None)
-            if make_reference_source is None:
-                raise SourceError(
-                    "originals of this kind cannot be read in place; `seqrecord write --src` "
-                    "converts them"
-                )
-            source = make_reference_source()
+            source = reference_source(source)
         with explained(), _naming_features(), boundary():
             schema = source.schema()
             episodes = source.episodes()

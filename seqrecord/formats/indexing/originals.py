@@ -37,7 +37,7 @@ from seqrecord.formats.indexing.source_opening import open_source
 from seqrecord.in_place.externals import ExternalFiles
 from seqrecord.in_place.files import NoOriginalError
 from seqrecord.in_place.original_checks import check_new
-from seqrecord.in_place.references import MOST_COPIED, referable_features
+from seqrecord.in_place.references import referable_features, reference_source
 from seqrecord.store.feature_kinds import PIXEL_KINDS
 from seqrecord.store.format.manifest import read_manifest
 from seqrecord.store.format.page_kinds import page_kind
@@ -73,6 +73,7 @@ _logger = logging.getLogger("seqrecord")
 # without a number lack splits.
 _LAYOUT = "1"
 _LOGGED_LINES = 10  # lines of the inventory
+_MAX_COPIED_BYTES = 64 << 10  # of a frame's feature
 
 
 def index_source(source: Source, destination: StorageLike, **options: Any) -> ConvertReport:
@@ -82,7 +83,7 @@ def index_source(source: Source, destination: StorageLike, **options: Any) -> Co
     them. `options` are arguments of `convert`. Raises `SourceError` for a source that cannot be
     read in place, and the errors of `convert`.
     """
-    source = _reference_source(source)
+    source = _indexable_source(source)
     codecs = {name: "raw" for name, spec in source.schema().items() if not spec.codec}
     return convert(source, destination, in_place=True, codecs=codecs, **options)
 
@@ -149,25 +150,22 @@ def _source_at(
     # A tree of mixed files with some video is not detected automatically.
     is_whole = getattr(source, "is_whole", None)
     if is_whole is not None and is_whole():
-        reference_source: Source = source.referring()  # type: ignore[attr-defined]
-        return reference_source
-    if hasattr(source, "referring"):
-        raise NotFoundError(
-            "no dataset, but originals: pack them (`seqrecord write --src SRC`), or index them "
-            "in place (`seqrecord index SRC -o DST`), and open the result",
-            file=location.url if isinstance(location, Storage) else parse_location(location).shown,
-        )
-    return None
+        original: Source = reference_source(source)
+        return original
+    raise NotFoundError(
+        "no dataset, but originals: convert them (`seqrecord write --src SRC`), or index those in "
+        "docs/in-place.md (`seqrecord index SRC -o DST`), and open the result",
+        file=location.url if isinstance(location, Storage) else parse_location(location).shown,
+    )
 
 
-def _reference_source(source: Any) -> Any:
+def _indexable_source(source: Any) -> Any:
     """Return the source as read in place, without large features that would have to be copied.
 
     Raises `SourceError` for large features that the caller has named, and if nothing is left to
     refer to.
     """
-    if hasattr(source, "referring"):
-        source = source.referring()
+    source = reference_source(source)
     schema, are_named = source.schema(), getattr(source, "features", None) is not None
     large_features = {
         name: reason for name, spec in schema.items() if (reason := _reason_to_pack(spec))
@@ -200,7 +198,7 @@ def _reason_to_pack(spec: FeatureSpec) -> str | None:
     if spec.value == "array" and not spec.is_fixed:
         return f"its frames differ in size, {spec}"
     too_large = "more than 64 KiB a frame, and not in files of its own"
-    return too_large if spec.nbytes > MOST_COPIED else None
+    return too_large if spec.nbytes > _MAX_COPIED_BYTES else None
 
 
 def _unsuitable(schema: Schema, large: Collection[str]) -> SourceError:
@@ -208,7 +206,7 @@ def _unsuitable(schema: Schema, large: Collection[str]) -> SourceError:
     variable = [name for name in large if not schema[name].is_fixed]
     pictures = [name for name, spec in schema.items() if spec.kind in PIXEL_KINDS]
     problem = "it has large features that are neither video, nor images or arrays in files of "
-    problem += "their own or parts of files"
+    problem += "their own"
     if variable:
         problem = "frames of one feature differ in size"
     return SourceError(
@@ -244,7 +242,7 @@ class _OriginalIndex:
         note, identity = self._note(), self.source.identity()
         if note is not None and self._is_current(note, identity):
             return self._index_of(note)
-        self.source = _reference_source(self.source)
+        self.source = _indexable_source(self.source)
         begin, content = time.monotonic(), self._content()
         if note is not None and self._is_valid(note) and self._has_grown(note):
             folder = self._folder(note)

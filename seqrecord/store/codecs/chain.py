@@ -316,6 +316,11 @@ def _check_config(config: object) -> tuple[str, dict[str, Any]]:
         expected = ", ".join(sorted(_PARAMETERS))
         raise ValueError(f"unknown id {name[:50]!r}; expected any of {expected}")
     params = {key: value for key, value in config.items() if key != "id"}
+    if name == IMAGE and str(params.get("format")).startswith("raw"):  # in indexes of earlier code
+        raise ValueError(
+            "an array inside HDF5 or Zarr files, which are no longer read in place; convert the "
+            "original (`seqrecord write --src`)"
+        )
     for key, value in params.items():
         values = _PARAMETERS[name].get(key)
         if values is None or not _is_allowed(value, values):

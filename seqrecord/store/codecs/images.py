@@ -1,4 +1,4 @@
-"""Image codecs for single frames: PNG, JPEG and npy files stored unchanged, raw numbers, JPEG XL.
+"""Image codecs for single frames: PNG, JPEG and npy files stored unchanged, JPEG XL.
 
 Input bytes are not trusted. Dimensions are checked before any pixel is decoded, Pillow tries only
 the expected format, and its many exceptions become `ValueError`.
@@ -12,7 +12,7 @@ import struct
 import zlib
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +28,10 @@ if TYPE_CHECKING:
 IMAGE = "seqrecord.image"
 """Id of the codec configuration for images."""
 
-RAW: dict[str, Literal["<", ">"]] = {"raw": "<", "raw_big_endian": ">"}
-"""Byte order of formats without a header: a frame's numbers in C order."""
-
 FILES = ("png", "jpeg", "any", "npy")
 """Formats of files that are stored unchanged; `any` allows both PNG and JPEG."""
 
-FORMATS = (*FILES, "jpegxl", *RAW)
+FORMATS = (*FILES, "jpegxl")
 """All values of the codec's `format`."""
 
 SIGNATURES = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg"}
@@ -112,12 +109,6 @@ def decode_image_into(
     if name == "npy":
         decode_npy_into(data, out)
         return
-    if name in RAW:
-        if len(data) != out.nbytes:
-            raise ValueError(f"numbers of {len(data)} bytes, expected {out.nbytes}")
-        values = np.frombuffer(data, out.dtype.newbyteorder(RAW[name]))
-        np.copyto(out, values.reshape(out.shape))
-        return
     if name == "jpegxl":
         _decode_jpegxl(data, out)
         return
@@ -154,8 +145,6 @@ def encode_image(frame: npt.NDArray[Any], name: str, quality: int | None = None)
     if name == "npy":
         npy_format.write_array(file, frame, allow_pickle=False)
         return file.getvalue()
-    if name in RAW:
-        return frame.astype(frame.dtype.newbyteorder(RAW[name])).tobytes()
     if name == "jpegxl":
         encoded: bytes = _jpegxl().jpegxl_encode(
             frame, lossless=True, effort=_JPEGXL_EFFORT, numthreads=1
@@ -174,10 +163,6 @@ def encode_image(frame: npt.NDArray[Any], name: str, quality: int | None = None)
 def check_storable(dtype: np.dtype[Any], shape: tuple[int | None, ...], name: str) -> None:
     """Raise `ValueError` unless frames of `dtype` and `shape` can be images of format `name`."""
     if name == "npy":
-        return
-    if name in RAW:
-        if None in shape:
-            raise ValueError("raw numbers of a variable shape need a header")
         return
     if len(shape) < 2 or shape[2:] not in _STORABLE[name].get(dtype, ()):
         raise ValueError(f"a {name} image cannot store {dtype_name(dtype)} {list(shape)}")

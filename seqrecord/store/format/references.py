@@ -27,7 +27,6 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, NamedTuple
 
@@ -56,14 +55,9 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class ReferencedFile:
-    """A frame encoded alone in an external file: the bytes `[start, stop)`.
-
-    `stop` is `None` for a whole file of unknown size.
-    """
+    """A frame that is a whole external file."""
 
     file: str
-    start: int = 0
-    stop: int | None = None
 
 
 @dataclass(frozen=True)
@@ -297,28 +291,21 @@ class FrameReference(Reference):
     parts: tuple[FolderFile, ...] = ()  # type: ignore[misc]
 
     @classmethod
-    def of_frames(
-        cls,
-        place: tuple[str, int],
-        starts: Sequence[int],
-        sizes: Sequence[int],
-        parts: Sequence[FolderFile] = (),
+    def of_files(
+        cls, place: tuple[str, int], sizes: Sequence[int], parts: Sequence[FolderFile]
     ) -> FrameReference:
-        """Create the reference to frames encoded alone.
+        """Create the reference to whole files of a folder.
 
-        `place` is list id and file number. Frame i is `sizes[i]` bytes at `starts[i]` of the file,
-        or the whole file `parts[i]` if `file` is a folder.
+        `place` is list id and number of the folder. Frame i is `parts[i]`, of `sizes[i]` bytes.
         """
-        if parts:
-            starts = [0, *accumulate(sizes[:-1])]
         return cls(
             list_id=place[0],
             file=place[1],
-            start=starts[0],
-            offsets=np.array(starts, np.int64) - starts[0],
+            start=0,
+            offsets=np.cumsum([0, *sizes[:-1]], dtype=np.int64),
             sizes=np.array(sizes, np.int64),
             frames=np.arange(len(sizes), dtype=np.uint32),
-            extradata=json.dumps(parts, separators=(",", ":")).encode() if parts else b"",
+            extradata=json.dumps(parts, separators=(",", ":")).encode(),
             parts=tuple(parts),
         )
 

@@ -248,8 +248,8 @@ def index(
 ) -> None:
     """Index originals to read them in place.
 
-    SRC is a LeRobot dataset, a folder of videos, a tree of images and arrays, HDF5 or Zarr. The
-    index references video, images and arrays, and copies small features. LeRobot and video need no
+    SRC is a LeRobot dataset, a folder of videos, a tree of images and arrays, or DROID. The index
+    references video, images and arrays, and copies small features. LeRobot and video need no
     command: loaders index them on first use. All other formats require --dst.
     """
     # `write` does not need this import.

@@ -257,7 +257,6 @@ left out  observation/controller_info/movement_enabled: 2 datasets, not one valu
         write=_raw,
         bad="b",
         file="b.hdf5",
-        referred={"observations.images.top": "raw"},
         packages=_H5PY,
         inventory="""
 format    hdf5: 2 HDF5 files, 2 episodes of ALOHA

@@ -85,7 +85,6 @@ _RAW: dict[str, Any] = {
     "source": "ZarrSource",
     "bad": "a/000001",
     "named": "a.zarr",
-    "referred": {"img": "raw"},
     "packages": {"zarr": "'zarr>=3.1.3'"},
     "inventory": """
 format    zarr: 1 group with data/ and meta/episode_ends

@@ -64,7 +64,6 @@ CASES = {
         bad="more/b",
         file="more/b.tar",
         kept={"rgb": "png"},
-        referred={"rgb": "png", "seg": "png", "depth": "npy"},
         inventory="""
 format    webdataset: 2 tar files of samples KEY.FIELD
 feature   rgb  uint8 [16, 16, 3]  image  from *.tar/*.rgb.png

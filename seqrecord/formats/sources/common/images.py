@@ -64,9 +64,6 @@ DECODED_FORMATS = {
 IMAGE_ENDINGS = frozenset((*IMAGE_FORMATS, *DECODED_FORMATS))
 """File name endings of all image files, in lower case."""
 
-SMALL_ARRAY = 4096
-"""Minimum bytes of a referenced array: smaller ones are copied."""
-
 _SIGNATURES: dict[str, tuple[bytes, ...]] = {
     NETPBM: NETPBM_MAGIC,
     "tiff": (b"II*\0", b"MM\0*"),
@@ -94,6 +91,7 @@ _FOREIGN = {
     "OpenEXR": re.compile(rb"v/1\x01"),
 }
 _PNG_SIGNATURE_BYTES = 8
+_MIN_ARRAY_BYTES = 4096
 # Tags of TIFF.
 _TIFF_COLUMNS, _TIFF_ROWS, _TIFF_BITS, _TIFF_COMPRESSION, _TIFF_CHANNELS = 256, 257, 258, 259, 277
 _TIFF_PLANES, _TIFF_EXTRA, _TIFF_SAMPLES = 284, 338, 339
@@ -132,9 +130,8 @@ def referable_codec(
 ) -> tuple[CodecConfig, ...]:
     """Return the codec for referenced files like `data`, whose names have these endings.
 
-    Empty if no codec decodes them, and for arrays below `SMALL_ARRAY` bytes. Each file is checked
-    when it is read. Raises `SourceError` for an image with an EXIF orientation unless `exif` is
-    `ignore`.
+    Empty if no codec decodes them, and for arrays below 4 KiB. Each file is checked when it is
+    read. Raises `SourceError` for an image with an EXIF orientation unless `exif` is `ignore`.
     """
     try:
         header = probe(data)
@@ -145,7 +142,7 @@ def referable_codec(
             raise SourceError(str(error), file=str(path)) from error
         return ()
     data_format = header.format
-    if data_format == "npy" and len(data) < SMALL_ARRAY:
+    if data_format == "npy" and len(data) < _MIN_ARRAY_BYTES:
         return ()
     formats = {IMAGE_FORMATS.get(ending, ending[1:]) for ending in endings}
     if formats == {data_format}:
@@ -178,15 +175,13 @@ def passthrough_of_both(
 ) -> tuple[CodecConfig, ...]:
     """Merge a feature's codecs of two episodes; `any` for both PNG and JPEG images.
 
-    Images that one of them does not keep encoded are decoded. Raw rows of arrays are as in the
-    first episode, whose codec the reader requires.
+    Images that one of them does not keep encoded are decoded.
     """
     ids = [[config["id"] for config in codec] for codec in (first_codec, second_codec)]
     if first_codec != second_codec and ids == [[IMAGE], [IMAGE]]:
         formats = {config["format"] for config in (*first_codec, *second_codec)}
         return ({**first_codec[0], "format": "any"},) if formats <= {"png", "jpeg", "any"} else ()
-    is_kept = ids[0] == [IMAGE] and not first_codec[0]["format"].startswith("raw")
-    return () if is_kept and not second_codec else first_codec
+    return () if ids == [[IMAGE], []] else first_codec
 
 
 class UnsupportedImageError(SourceError):

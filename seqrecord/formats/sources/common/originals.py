@@ -157,7 +157,7 @@ class InPlace(Originals):
 
 
 @dataclass(frozen=True)
-class NumberedFrames(InPlace):
+class NumberedFrames(Originals):
     """Base class of sources with numbered or named files per frame; features may lack frames.
 
     See `FolderSource`.
@@ -224,7 +224,7 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class ScannedSource(InPlace, ABC):
+class ScannedSource(Originals, ABC):
     """Base class of sources that open each original once to determine features and episodes.
 
     The source is a snapshot: schema and episodes are determined once. Pickles contain the schema.
@@ -235,8 +235,7 @@ class ScannedSource(InPlace, ABC):
         """Fill `found`. Specs of features that are not selected may be omitted."""
 
     def schema(self) -> Schema:
-        schema = self._scanned[0]
-        return referring_schema(schema) if self.in_place else schema
+        return self._scanned[0]
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         return self._scanned[1]
@@ -264,6 +263,15 @@ class ScannedSource(InPlace, ABC):
     def _scanned(self) -> tuple[Schema, Sequence[EpisodeInfo]]:
         scan = self.scan_result
         return select_schema(scan.specs, self.features, self.path, scan.offered), scan.episodes
+
+
+@dataclass(frozen=True)
+class ScannedInPlace(InPlace, ScannedSource):
+    """Base class of scanned sources whose frames can refer to files."""
+
+    def schema(self) -> Schema:
+        schema = super().schema()
+        return referring_schema(schema) if self.in_place else schema
 
 
 def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:

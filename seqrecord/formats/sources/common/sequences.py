@@ -27,7 +27,7 @@ from seqrecord.formats.sources.common.images import (
 from seqrecord.formats.sources.common.orientation import shape_of
 from seqrecord.formats.sources.common.originals import (
     Scan,
-    ScannedSource,
+    ScannedInPlace,
     by_key,
     find_folders,
     has_folder,
@@ -236,7 +236,7 @@ class SequenceFrames:
 
 
 @dataclass(frozen=True)
-class SequenceSource(ScannedSource):
+class SequenceSource(ScannedInPlace):
     """Base class of sources for a tree of sequences, one folder each.
 
     Args:

@@ -28,7 +28,7 @@ from seqrecord.formats.sources.common.originals import (
     FirstError,
     NumberedFrames,
     Scan,
-    ScannedSource,
+    ScannedInPlace,
     find_files,
     key_of,
 )
@@ -75,7 +75,7 @@ _DECODED: tuple[CodecConfig, ...] = ()  # no codec: images are decoded
 
 
 @dataclass(frozen=True)
-class FolderSource(NumberedFrames, ScannedSource):
+class FolderSource(NumberedFrames, ScannedInPlace):
     """A tree of episode folders.
 
     ::

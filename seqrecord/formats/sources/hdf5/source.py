@@ -17,13 +17,12 @@ from seqrecord.formats.sources.common.embedded import embedded_spec, embedded_va
 from seqrecord.formats.sources.common.images import image_format
 from seqrecord.formats.sources.common.originals import (
     Scan,
-    ScannedSource,
+    ScannedInPlace,
     find_files,
     has_file,
     key_of,
 )
 from seqrecord.formats.sources.common.specs import check_spec, feature_spec, kind_of, text_spec
-from seqrecord.formats.sources.common.stored_rows import check_stored_alike, hdf5_rows, hdf5_spec
 from seqrecord.formats.sources.hdf5.files import (
     encoded_row,
     first_image,
@@ -46,10 +45,9 @@ from seqrecord.formats.sources.video.tables import read_references, read_table
 from seqrecord.in_place.files import is_file
 from seqrecord.in_place.limits import check_decoded, check_frames
 from seqrecord.in_place.references import external_files
-from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.references import ExternalFile
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
-from seqrecord.store.schema import EncodedImage, FeatureSpec, Frame
+from seqrecord.store.schema import EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.gops import DecodedFrame, Gop
 from seqrecord.video.references import ReferencedGops
@@ -59,7 +57,7 @@ _PLACE = ("file", "group")  # metadata keys: where an episode is
 
 
 @dataclass(frozen=True)
-class Hdf5Source(ScannedSource):
+class Hdf5Source(ScannedInPlace):
     """HDF5 files of robot recordings: a folder of files, at any depth, or one file.
 
     The layout of each file is detected: ALOHA, robomimic or DROID, see `hdf5.layouts`. Other
@@ -84,8 +82,7 @@ class Hdf5Source(ScannedSource):
             ALOHA, also with `map`: its recorder passes RGB to OpenCV as BGR, and frames are as in
             its reader. Else it is `rgb`.
         without_video: exclude DROID's videos.
-        in_place: reference video packets, and arrays of at least 4 KiB per frame, if they are
-            unfiltered and each chunk contains whole frames.
+        in_place: reference the packets of DROID's videos.
         exif: `apply` or `ignore` the EXIF orientation of images.
 
     Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
@@ -107,14 +104,25 @@ class Hdf5Source(ScannedSource):
         """Return whether there is a file with the ending `.hdf5` or `.h5`."""
         return has_file(self.path, is_hdf5_name)
 
+    def schema(self) -> Schema:
+        schema = super().schema()
+        if self.in_place and not any(spec.is_video for spec in schema.values()):
+            raise SourceError(
+                "arrays in HDF5 files cannot be read in place; `seqrecord write --src` converts "
+                "them",
+                file=str(self.root),
+                expected="video of DROID",
+            )
+        return schema
+
     def external_files(self) -> dict[str, ExternalFile]:
-        """Return the files that frames and GOPs may reference, by path."""
-        return external_files(self.path, find_files(self.path, _is_referred_to))
+        """Return the files that GOPs may reference, by path."""
+        return external_files(self.path, find_files(self.path, _is_video))
 
     def copied_files(self) -> dict[str, ExternalFile]:
         """Return the files of values and metadata."""
         files = find_files(
-            self.path, lambda path: _is_referred_to(path) or is_droid_metadata(path.name)
+            self.path, lambda path: is_hdf5_name(path) or is_droid_metadata(path.name)
         )
         return external_files(self.path, files)
 
@@ -244,8 +252,7 @@ class Hdf5Source(ScannedSource):
         if is_text(dataset) and dataset.ndim == 1:
             return text_spec(name, path)
         dtype, shape = dataset.dtype, dataset.shape[1:]
-        spec = feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
-        return hdf5_spec(spec, dataset, path) if self.in_place and not episode.videos else spec
+        return feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
 
     def _is_bgr(self, data: bytes, episode: Hdf5Episode, path: Path) -> bool:
         order = self.jpeg_order or episode.jpeg_order
@@ -254,14 +261,13 @@ class Hdf5Source(ScannedSource):
     def _read(self, episode: Hdf5Episode, path: Path) -> Iterator[Frame]:
         num_frames, declared_bytes, stored_bytes = _num_frames(episode), 0, 0
         readers: dict[str, Iterator[Any]] = {}
-        selected_datasets = self._selected_datasets(episode).items()  # raises like schema()
-        episode_specs = {
-            n: self._spec(n, v, episode, path)
-            for n, v in selected_datasets
-            if n not in self.unreadable
+        readable_names = {
+            self._spec(name, dataset, episode, path).name  # raises like schema()
+            for name, dataset in self._selected_datasets(episode).items()
+            if name not in self.unreadable
         }
         for name, spec in self.schema().items():
-            if name in episode_specs:
+            if name in readable_names:
                 dataset = episode.stored[name]
                 if dataset.shape[0] != num_frames:
                     declared_by = (
@@ -277,10 +283,7 @@ class Hdf5Source(ScannedSource):
                     )
                 declared_bytes += dataset.dtype.itemsize * math.prod(dataset.shape)
                 stored_bytes += dataset.id.get_storage_size()
-                if self.in_place and page_kind(spec).may_refer(spec):
-                    readers[name] = _row_references(dataset, episode_specs[name], spec, path)
-                else:
-                    readers[name] = self._values(dataset, spec, episode, path, num_frames)
+                readers[name] = self._values(dataset, spec, episode, path, num_frames)
         check_frames(num_frames)
         check_decoded(declared_bytes, stored_bytes)
         if not (readers or episode.videos) or not num_frames:
@@ -339,18 +342,8 @@ FORMAT = SourceFormat(
 )
 
 
-def _is_referred_to(path: Path) -> bool:
-    return is_hdf5_name(path) or path.suffix.lower() in VIDEO_ENDINGS
-
-
-def _row_references(
-    dataset: Any, episode_spec: FeatureSpec, spec: FeatureSpec, path: Path
-) -> Iterator[Any]:
-    """Yield the byte ranges of a feature's rows, or values of rows never written."""
-    with located(SourceError, feature=spec.name):
-        check_spec(dataset.dtype, dataset.shape[1:], spec, path)
-        check_stored_alike(episode_spec, spec)
-        yield from hdf5_rows(dataset, path, spec)
+def _is_video(path: Path) -> bool:
+    return path.suffix.lower() in VIDEO_ENDINGS
 
 
 def _gops(

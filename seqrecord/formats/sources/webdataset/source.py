@@ -30,7 +30,7 @@ from seqrecord.formats.sources.common.frame_names import (
     name_times,
     number_of,
 )
-from seqrecord.formats.sources.common.images import IMAGE_ENDINGS, referable_codec
+from seqrecord.formats.sources.common.images import IMAGE_ENDINGS
 from seqrecord.formats.sources.common.originals import (
     NumberedFrames,
     Scan,
@@ -56,9 +56,6 @@ from seqrecord.formats.sources.webdataset.tar_files import (
     split_name,
 )
 from seqrecord.in_place.files import is_file, is_junk, opened
-from seqrecord.in_place.references import external_files
-from seqrecord.store.format.page_kinds import page_kind
-from seqrecord.store.format.references import ExternalFile, ReferencedFile
 from seqrecord.store.format.time_spans import seconds_since_first
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.schema import FeatureSpec, Frame
@@ -105,7 +102,6 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         keep_encoded: keep RGB images as PNG or JPEG.
         sparse: features that may lack frames.
         allow_gaps: accept gaps in the numbers of samples, and unordered times.
-        in_place: reference images and npy files of fixed shape instead of copying them.
         exif: `apply` or `ignore` the EXIF orientation of images.
 
     Raises `SourceError` with file and episode for inconsistent or unreadable data.
@@ -116,10 +112,6 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
     def exists(self) -> bool:
         """Return whether there is a file with the ending `.tar`."""
         return has_file(self.path, _is_tar)
-
-    def external_files(self) -> dict[str, ExternalFile]:
-        """Return the tar files that frames may reference, by path."""
-        return external_files(self.path, find_files(self.path, _is_tar))
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
@@ -271,20 +263,16 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             return text_spec(name, path)
         if ending in _NUMBERS:
             return feature_spec(name, np.dtype("<i8"), (), path)
-        codec = None
-        if self.in_place:
-            codec = referable_codec(field.data, field.endings, path, self.exif)
         if ending in _ARRAYS:
             array = decode_array(field.data, path)
             kind = kind_of(name, array.dtype, array.shape)
-            return feature_spec(name, array.dtype, array.shape, path, kind=kind, codec=codec or ())
-        spec = embedded_spec(
+            return feature_spec(name, array.dtype, array.shape, path, kind=kind)
+        return embedded_spec(
             *(name, field.data, path),
             keep_encoded=self.keep_encoded,
             endings=field.endings,
             exif=self.exif,
         )
-        return spec if codec is None else replace(spec, codec=codec)
 
     def _path_of(self, info: EpisodeInfo) -> Path:
         """Return an episode's tar file. Raises `SourceError` if its samples are not consecutive."""
@@ -346,9 +334,6 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                 if (member := sample.fields.get(name)) is None:
                     if spec.kind in name_values:
                         frame[name] = name_values[spec.kind]
-                elif self.in_place and page_kind(spec).may_refer(spec):
-                    stop = member.start + member.size
-                    frame[name] = ReferencedFile(str(path), member.start, stop)
                 else:
                     with located(SourceError, feature=name, frame=index):
                         data = read_member(stream, member, path)

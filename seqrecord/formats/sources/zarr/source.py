@@ -29,19 +29,8 @@ import numpy.typing as npt
 
 from seqrecord.errors import SeqRecordError, SourceError, located
 from seqrecord.formats.sources.common.embedded import read_rows
-from seqrecord.formats.sources.common.originals import (
-    Scan,
-    ScannedSource,
-    find_files,
-    natural_order,
-)
+from seqrecord.formats.sources.common.originals import Scan, ScannedSource, natural_order
 from seqrecord.formats.sources.common.specs import check_spec, feature_spec, kind_of, text_spec
-from seqrecord.formats.sources.common.stored_rows import (
-    check_stored_alike,
-    zarr_files,
-    zarr_rows,
-    zarr_spec,
-)
 from seqrecord.formats.sources.inventory import (
     NOT_SELECTED,
     Account,
@@ -53,9 +42,7 @@ from seqrecord.formats.sources.inventory import (
 from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.files import first_line, is_directory, is_file, list_folder
 from seqrecord.in_place.limits import MAX_CHUNK_BYTES, check_frames, check_size
-from seqrecord.in_place.references import external_files, referable_features
 from seqrecord.in_place.remote import remote_files
-from seqrecord.store.format.references import ExternalFile
 from seqrecord.store.lazy import import_extra
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.processes.forks import cached_property
@@ -72,7 +59,6 @@ _NOT_PACKED = {
     "meta": "not a finite number per episode, or called buffer or number",
 }
 _PICKLE = re.compile(r'"([^"]*\.)?pickle"')  # a codec's name
-_HIDDEN = (".zarray", ".zattrs", ".zgroup", ".zmetadata")  # metadata of Zarr 2
 
 
 @dataclass(frozen=True)
@@ -92,8 +78,6 @@ class ZarrSource(ScannedSource):
         root: a buffer, or a folder of buffers.
         features: names to read, in that order; all by default.
         keep_encoded: no effect, since images are arrays.
-        in_place: reference arrays of at least 4 KiB per frame, if they are not compressed and each
-            chunk contains whole frames.
 
     Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
     """
@@ -104,36 +88,6 @@ class ZarrSource(ScannedSource):
     def exists(self) -> bool:
         """Return whether there is a group with `data` and `meta/episode_ends`, or a `.zarr.zip`."""
         return bool(self._buffers)
-
-    def external_files(self) -> dict[str, ExternalFile]:
-        """Return the files that frames may reference, by path."""
-        names = referable_features(self.schema())
-        files: dict[str, ExternalFile] = {}
-        for path in self._buffers:
-            with skipping_unreadable(), _open(path) as group:  # raised by `frames`
-                arrays = _arrays(group)
-                for name in names:
-                    if name in arrays:
-                        files |= zarr_files(self.path, arrays[name], path / "data" / name)
-        return files
-
-    def copied_files(self) -> dict[str, ExternalFile]:
-        """Return the files of metadata, and of arrays whose values an index copies."""
-        referenced_files = self.external_files()
-        referenced_paths = {Path(name) for name in referenced_files}
-        paths = [path for buffer in self._buffers for path in find_files(buffer, is_file)]
-        folders = {path.parent for path in paths} if any(map(is_directory, self._buffers)) else ()
-        folders = {*folders, *(folder.parent for folder in folders), *self._buffers}
-        hidden = (folder / name for folder in folders for name in _HIDDEN)
-        chunks = folders & referenced_paths
-        copied_paths = (
-            path
-            for path in paths
-            if path.name == "zarr.json"
-            or (path not in referenced_paths and path.parent not in chunks)
-        )
-        files = [*copied_paths, *filter(is_file, hidden)]
-        return external_files(self.path, files)
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
@@ -235,12 +189,7 @@ class ZarrSource(ScannedSource):
                             expected=f"at least {stop} rows",
                             got=f"{array.shape[0]} rows",
                         )
-                    if spec.codec:
-                        check_stored_alike(array_spec, spec)
-                        folder, rows = path / "data" / feature, range(start, stop)
-                        readers[feature] = zarr_rows(array, folder, rows, spec)
-                    else:
-                        readers[feature] = _values(read_rows(array, path, start, stop), spec)
+                    readers[feature] = _values(read_rows(array, path, start, stop), spec)
             if not readers:
                 raise SourceError("the episode has no frames of the selected features")
             check_frames(stop - start)
@@ -251,8 +200,7 @@ class ZarrSource(ScannedSource):
         if array.dtype.kind in "TU" and array.ndim == 1:
             return text_spec(name, path)
         dtype, shape = array.dtype, array.shape[1:]
-        spec = feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
-        return zarr_spec(spec, array, path) if self.in_place else spec
+        return feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
 
 
 FORMAT = SourceFormat(
