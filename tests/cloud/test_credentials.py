@@ -272,7 +272,9 @@ def test_requests_to_the_token_server(cloud: Cloud) -> None:
         start = time.monotonic()
         with closing(cloud.open(deadline)) as storage, pytest.raises(error) as caught:
             get(storage, "records/a", 3, 50)
-        assert time.monotonic() - start < 50  # of 60
+        # Of 60, which an error that is retried takes; on a busy machine mean 1.6 s, standard
+        # deviation 1.7 s for the slowest service.
+        assert time.monotonic() - start < 50
         assert "S3CRET" not in str(caught.value)
         assert storage.url in str(caught.value) or cloud.objects.host in str(caught.value)
 

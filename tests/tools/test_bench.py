@@ -61,7 +61,7 @@ def test_an_epoch(dataset: Path) -> None:
     assert rates == pytest.approx([11 * n / report.steady_seconds for n in (1, 4, per_clip)])
     assert 0 < report.first_batch_seconds < report.seconds
     assert report.steady_seconds + report.first_batch_seconds <= report.seconds
-    assert report.copying.p50 < 0.05
+    assert 0 < report.copying.p50 < report.seconds
     assert report.peak_memory > 50 << 20
     assert report.url == str(dataset)
     assert report.most_clips_per_second is None
