@@ -30,10 +30,10 @@ import numpy.typing as npt
 
 import seqrecord
 from seqrecord import Budget, SeqRecordPipe, SeqRecordWriter
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import plan_clips
 from seqrecord.loader.sampling.runs import Shard
-from seqrecord.store.clips.tables import IntArray
 
 __all__ = ["CASES", "Case", "Use", "measure", "measure_plans", "planning_seconds", "write"]
 

@@ -25,6 +25,18 @@ if TYPE_CHECKING:
     from seqrecord.formats.converting.convert import convert as convert
     from seqrecord.formats.indexing.source_opening import open_source as open_source
     from seqrecord.loader.clips.depth import DepthToMeters as DepthToMeters
+    from seqrecord.loader.clips.transforms import BatchResize as BatchResize
+    from seqrecord.loader.clips.transforms import CenterCrop as CenterCrop
+    from seqrecord.loader.clips.transforms import HorizontalFlip as HorizontalFlip
+    from seqrecord.loader.clips.transforms import RandomCrop as RandomCrop
+    from seqrecord.loader.clips.transforms import RandomResizedCrop as RandomResizedCrop
+    from seqrecord.loader.clips.transforms import Resize as Resize
+    from seqrecord.loader.clips.windows import At as At
+    from seqrecord.loader.clips.windows import Latest as Latest
+    from seqrecord.loader.clips.windows import Next as Next
+    from seqrecord.loader.clips.windows import Seconds as Seconds
+    from seqrecord.loader.clips.windows import delta_timestamps as delta_timestamps
+    from seqrecord.loader.frames.normalization import Normalization as Normalization
     from seqrecord.loader.mixing.mix import SeqRecordMix as SeqRecordMix
     from seqrecord.loader.pipes.camera_values import Camera as Camera
     from seqrecord.loader.pipes.camera_values import RelativePose as RelativePose
@@ -40,18 +52,7 @@ if TYPE_CHECKING:
     from seqrecord.loader.pipes.options import EngineOptions as EngineOptions
     from seqrecord.loader.pipes.options import LoaderOptions as LoaderOptions
     from seqrecord.loader.pipes.rank_check import check_ranks as check_ranks
-    from seqrecord.store.clips.tables import ClipSpec as ClipSpec
-    from seqrecord.store.clips.transforms import BatchResize as BatchResize
-    from seqrecord.store.clips.transforms import CenterCrop as CenterCrop
-    from seqrecord.store.clips.transforms import HorizontalFlip as HorizontalFlip
-    from seqrecord.store.clips.transforms import RandomCrop as RandomCrop
-    from seqrecord.store.clips.transforms import RandomResizedCrop as RandomResizedCrop
-    from seqrecord.store.clips.transforms import Resize as Resize
-    from seqrecord.store.clips.windows import At as At
-    from seqrecord.store.clips.windows import Latest as Latest
-    from seqrecord.store.clips.windows import Next as Next
-    from seqrecord.store.clips.windows import Seconds as Seconds
-    from seqrecord.store.clips.windows import delta_timestamps as delta_timestamps
+    from seqrecord.store.clip_spec import ClipSpec as ClipSpec
     from seqrecord.store.reading.dataset import Dataset as Dataset
     from seqrecord.store.reading.episode import Episode as Episode
     from seqrecord.store.reading.opening import open as open  # noqa: A004 - as `gzip.open`
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from seqrecord.store.schema import EncodedImage as EncodedImage
     from seqrecord.store.schema import FeatureSpec as FeatureSpec
     from seqrecord.store.schema import Schema as Schema
-    from seqrecord.store.statistics.normalization import Normalization as Normalization
     from seqrecord.store.writing.commits import reindex as reindex
     from seqrecord.store.writing.stored_statistics import add_statistics as add_statistics
     from seqrecord.store.writing.writer import SeqRecordWriter as SeqRecordWriter

@@ -11,15 +11,14 @@ if TYPE_CHECKING:
 
     from seqrecord.formats.converting.convert import ConvertReport as ConvertReport
     from seqrecord.formats.converting.convert_jobs import BadEpisode as BadEpisode
+    from seqrecord.loader.clips.transforms import ClipFunction as ClipFunction
+    from seqrecord.loader.clips.transforms import ClipTransform as ClipTransform
+    from seqrecord.loader.clips.transforms import VaryingClipFunction as VaryingClipFunction
     from seqrecord.loader.mixing.summary import MixFeatureSummary as MixFeatureSummary
     from seqrecord.loader.mixing.summary import MixSourceSummary as MixSourceSummary
     from seqrecord.loader.mixing.summary import MixSummary as MixSummary
     from seqrecord.loader.pipes.options import ClipOptions as ClipOptions
     from seqrecord.store.bfloat16 import BFLOAT16 as BFLOAT16
-    from seqrecord.store.clips.transforms import ClipFunction as ClipFunction
-    from seqrecord.store.clips.transforms import ClipTransform as ClipTransform
-    from seqrecord.store.clips.transforms import VaryingClipFunction as VaryingClipFunction
-    from seqrecord.store.reading.array_specs import FrameFunction as FrameFunction
     from seqrecord.store.reading.dataset import DatasetLike as DatasetLike
     from seqrecord.store.reading.filters import EpisodeDescription as EpisodeDescription
     from seqrecord.store.reading.filters import EpisodeFilter as EpisodeFilter
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from seqrecord.store.reading.summary import Summary as Summary
     from seqrecord.store.reading.versions import DatasetVersion as DatasetVersion
     from seqrecord.store.units import Progress as Progress
+    from seqrecord.store.value_kinds import FrameFunction as FrameFunction
     from seqrecord.store.writing.writer import EpisodeWriter as EpisodeWriter
     from seqrecord.tools.derive.provenance import Derivation as Derivation
     from seqrecord.tools.profiler.bench import BenchReport as BenchReport

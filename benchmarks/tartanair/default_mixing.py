@@ -17,12 +17,13 @@ import numpy as np
 
 from benchmarks.prose import write as write_block
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, PAGE, batch_quality
+from seqrecord.loader.clips.tables import EpisodeLayout, enumerate_clips
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.memory import FrameSizes, MemoryRequest, usual_limit
 from seqrecord.loader.sampling.runs import Shard
+from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.clips.grids import ChunkGrid
-from seqrecord.store.clips.tables import ClipSpec, EpisodeLayout, enumerate_clips
 
 __all__ = ["CASES", "Case", "Mixing", "measured", "table"]
 

@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.prose import write as write_block
+from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.memory import AHEAD, FrameSizes, MemoryRequest
 from seqrecord.loader.sampling.runs import Shard
+from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.clips.grids import ChunkGrid
-from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, enumerate_clips
 
 __all__ = [
     "ABANDONEDFACTORY",

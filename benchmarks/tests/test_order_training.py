@@ -19,9 +19,9 @@ from benchmarks.tartanair.order_report import REFERENCE, Interval, Run, runs_of,
 from benchmarks.tartanair.order_training import ORDERS, Setup, main, prepare
 from benchmarks.timing import ROOT
 from seqrecord import ClipSpec
+from seqrecord.loader.clips.tables import enumerate_clips
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.store.clips.tables import enumerate_clips
 
 SETUP = Setup(scenes=2, frames=16, epochs=2, buffer=4)
 TINY = ["--scenes", "2", "--frames", "16", "--epochs", "1", "--buffer", "4", "--seeds", "2"]

@@ -15,7 +15,7 @@ Read first, in this order:
 `mixing` adds mixes of datasets, and `frame_cache` decoded frames on a local disk.
 
 Extend it: a function of samples in `sampling.built_ins`; a step of `clip_transform` in
-`store.clips.transforms` and `engine.crops`; a device in `engine.devices`.
+`loader.clips.transforms` and `engine.crops`; a device in `engine.devices`.
 
 May import: `store`. Tests: `make test-part PART=loader`, which begins with the golden plan.
 """

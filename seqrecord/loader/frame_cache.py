@@ -37,11 +37,12 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.loader.frame_files import FrameEntry, FrameFiles
+from seqrecord.loader.frames.array_specs import ArraySpec
+from seqrecord.loader.reading.mapped_files import MappedFiles
 from seqrecord.store.clips.grids import IntArray, run_bounds
 from seqrecord.store.format.index import GroupIndex, Index
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.processes.forks import PerProcess
-from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.chunks import ChunkReader, has_digest
 from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.dataset import Dataset
@@ -49,7 +50,6 @@ from seqrecord.store.reading.pages import Page
 from seqrecord.store.reading.resizing import is_smooth
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.storage.cache_folder import Bools, CacheFolder, hash_of_place
-from seqrecord.store.storage.mapped_files import MappedFiles
 
 if TYPE_CHECKING:
     from seqrecord.store.format.references import Reference

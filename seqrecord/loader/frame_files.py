@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import StorageError
+from seqrecord.loader.reading.mapped_files import MappedFiles
 from seqrecord.store.checksum import Buffer, crc32c
 from seqrecord.store.clips.grids import IntArray, run_bounds
 from seqrecord.store.processes.forks import PerProcess
@@ -50,7 +51,6 @@ from seqrecord.store.storage.cache_folder import (
     remove_entry,
     write_at,
 )
-from seqrecord.store.storage.mapped_files import MappedFiles
 
 _MAGIC = b"SQFRAMES"
 _HEAD = struct.Struct("<8sQQQI")

@@ -73,6 +73,12 @@ PAGE_KINDS: Mapping[str, str] = {
 }
 """Page kinds by name, see `store.format.page_kinds`."""
 
+CLIPS = "seqrecord.loader.clips.layouts:find_clips"
+"""Function that enumerates the clips of a dataset, for summaries."""
+
+STATISTICS = "seqrecord.loader.frames.compute_statistics:compute_statistics"
+"""Function that computes statistics of frames, see `Dataset.compute_statistics`."""
+
 ORDERS: Mapping[str, str] = {
     "clips": "seqrecord.loader.sampling.clip_order:CLIPS",
     "sequences": "seqrecord.loader.sampling.sequences:SEQUENCES",

@@ -37,6 +37,11 @@ ValueName = Literal["array", "text", "bytes"]
 Shape: TypeAlias = "tuple[int | None, ...]"
 """Shape of a frame; `None` is a dimension that varies between frames."""
 
+FrameFunction: TypeAlias = "Callable[[dict[str, Any]], Mapping[str, npt.ArrayLike | str | bytes]]"
+"""Maps a frame's values (arrays, `str`, `bytes`) to the values of clips, with the same dtypes and
+shapes for every frame.
+"""
+
 SHAPE_DTYPE = np.dtype(np.uint32)  # of shapes beside frames, in pages and in memory
 
 ROW_ALIGNMENT = 64  # bytes of rows in memory: a cache line, for any dtype

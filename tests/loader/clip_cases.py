@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
 from seqrecord.loader.clips.samples import SampleEpisodes, Samples, empty_clips
-from seqrecord.store.clips.grids import ChunkGrid, IntArray
-from seqrecord.store.clips.tables import (
+from seqrecord.loader.clips.tables import (
     ClipTable,
     EpisodeLayout,
     MissingFrames,
     enumerate_clips,
 )
+from seqrecord.store.clips.grids import ChunkGrid, IntArray
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,20 @@ import pytest
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.loader.sampling.bounds import PlanSettings
-from seqrecord.loader.sampling.budgets import ClipCosts
-from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.plan import Frees, Loads, Plan, Round
-from seqrecord.loader.sampling.runs import Runs, Shard, Window
-from seqrecord.loader.sampling.sequences import SEQUENCES
-from seqrecord.store.clips.frames import COPIES
-from seqrecord.store.clips.tables import (
+from seqrecord.loader.clips.frames import COPIES
+from seqrecord.loader.clips.tables import (
     ClipTable,
     EpisodeLayout,
     IntArray,
     MissingFrames,
     enumerate_clips,
 )
+from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.budgets import ClipCosts
+from seqrecord.loader.sampling.epoch import EpochPlan
+from seqrecord.loader.sampling.plan import Frees, Loads, Plan, Round
+from seqrecord.loader.sampling.runs import Runs, Shard, Window
+from seqrecord.loader.sampling.sequences import SEQUENCES
 from tests.loader.clip_cases import Case, cases, grid_of, specs
 
 Chunks = list[tuple[int, int, int]]

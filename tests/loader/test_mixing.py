@@ -28,12 +28,12 @@ from benchmarks.tartanair.shuffle_quality import (
 )
 from seqrecord import ClipSpec, EngineOptions, SeqRecordPipe
 from seqrecord.errors import MemoryLimitError
+from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.memory import FrameSizes, MemoryRequest
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.storage import LocalStorage
-from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.store.processes.machine import process_memory
 from tests.kit.clip_data import minimum_memory, names
 from tests.kit.datasets import write_dataset, written_once

@@ -32,10 +32,10 @@ from seqrecord import (
     SeqRecordWriter,
     StateError,
 )
+from seqrecord.loader.clips.frames import Reach
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.sampling.runs import Window
 from seqrecord.samples import dilate, every
-from seqrecord.store.clips.frames import Reach
 from tests.kit.clip_data import LENGTHS, effective_arguments, expected_frame, names
 from tests.kit.datasets import columns, write_dataset, written_once
 from tests.loader.clip_model import FEATURES, GROUPS, Case, write_all

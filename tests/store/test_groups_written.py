@@ -19,6 +19,7 @@ import seqrecord
 from seqrecord import Dataset, FeatureSpec, Schema, SeqRecordWriter, reindex, summarize, verify
 from seqrecord.edit import clean
 from seqrecord.errors import ClipError, FrameError, SchemaError
+from seqrecord.loader.clips.layouts import missing_frames
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.format.edits import Delete, Edit, Split, encode_edit
 from seqrecord.store.format.pages import aligned, page_offsets, slice_table
@@ -565,7 +566,7 @@ def test_every_way_to_read(tmp_path: Path, seed: int, verified: bool) -> None:
             with pytest.raises(IndexError):
                 episode.read([len(frames)])
         for names in (["image"], ["task", "points"], list(SCHEMA)):
-            missing = dataset.select(names).contents.missing_frames()
+            missing = missing_frames(dataset.select(names).contents)
             runs = zip(missing.episode, missing.start, missing.stop, strict=True)
             listed = {(int(e), i) for e, start, stop in runs for i in range(start, stop)}
             assert listed == set.union(*(absent[name] for name in names))

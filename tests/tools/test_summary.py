@@ -13,6 +13,7 @@ import pytest
 
 import seqrecord
 from seqrecord import ClipSpec, edit, summarize
+from seqrecord.loader.clips.layouts import find_clips
 from seqrecord.types import ClipSummary
 from tests.kit.command_line import run
 from tests.kit.datasets import EPISODES, SmallFrame, small_frames, write_dataset, write_small
@@ -147,7 +148,7 @@ def test_an_episode_against_its_frames(small: Path) -> None:
     for key, count in EPISODES.items():
         summary = json.loads(run("info", small, key, "--clip-len", 3, "--json").stdout)
         assert (summary["num_frames"], summary["fps"]) == (count, None)
-        assert summary["num_clips"] == dataset.contents.clips(ClipSpec(3), [key]).num_clips
+        assert summary["num_clips"] == find_clips(dataset.contents, ClipSpec(3), [key]).num_clips
         assert summary["metadata"] == dataset.episodes[key].metadata
 
 

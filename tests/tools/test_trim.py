@@ -12,6 +12,7 @@ import pytest
 import seqrecord
 from seqrecord import ClipError, Seconds, SeqRecordMapDataset, SeqRecordPipe, SeqRecordWriter, edit
 from seqrecord.edit import rewrite_files, trim_episodes
+from seqrecord.loader.clips.layouts import missing_frames
 from tests.kit import command_line
 from tests.kit.datasets import write_dataset
 from tests.kit.tiny import Frames, copy_dataset, read_all, same_frames
@@ -84,7 +85,7 @@ def _check(path: Path, expected: Frames, step: str) -> None:
         for each in seqrecord.summarize(dataset).features:
             count = sum(name == each.spec.name for _, _, name in lacking)
             assert each.num_missing == count, (step, each)
-        missing = dataset.contents.missing_frames()
+        missing = missing_frames(dataset.contents)
         spans = zip(missing.episode, missing.start, missing.stop, strict=True)
         gaps = {(e, i) for e, start, stop in spans for i in range(start, stop)}
         assert gaps == {(number, i) for number, i, _ in lacking}, step

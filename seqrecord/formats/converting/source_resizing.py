@@ -17,7 +17,7 @@ from seqrecord.store.clips.cameras import (
     EpisodeCamera,
     followed_feature,
 )
-from seqrecord.store.clips.transforms import FloatArray
+from seqrecord.store.clips.crop_windows import FloatArray
 from seqrecord.store.feature_kinds import is_picture
 from seqrecord.store.format.page_kinds import page_codec
 from seqrecord.store.format.pages import check_fits

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow, Reach, WindowFrames
+from seqrecord.loader.clips.frames import ClipFrames, ClipKeys, ClipWindow, Reach, WindowFrames
+from seqrecord.loader.clips.tables import EpisodeLayout
 from seqrecord.store.clips.grids import ChunkGrid, IntArray, distinct, frame_keys, split_keys
-from seqrecord.store.clips.tables import EpisodeLayout
 from seqrecord.store.processes.forks import cached_property
 
 

@@ -14,9 +14,11 @@ import pyarrow as pa
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.frame_lists import FrameLists, with_last_repeated
+from seqrecord.loader.clips.frames import COPIES, MissingFrames
 from seqrecord.loader.clips.samples import Values, taken
+from seqrecord.loader.clips.tables import IntArray
+from seqrecord.store.clip_spec import MAX_SETTING
 from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike, holds_lists, holds_text
-from seqrecord.store.clips.frames import COPIES, MissingFrames
 from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.table_places import (
     INDEX,
@@ -25,7 +27,6 @@ from seqrecord.store.clips.table_places import (
     RowError,
     sample_places,
 )
-from seqrecord.store.clips.tables import MAX_SETTING, IntArray
 from seqrecord.store.reading.filters import BadEpisodes
 from seqrecord.store.text import counted, repr_of
 

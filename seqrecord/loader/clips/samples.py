@@ -21,9 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import ClipError
-from seqrecord.store.clips.frames import COPIES, ClipKeys
+from seqrecord.loader.clips.frames import COPIES, ClipKeys
+from seqrecord.loader.clips.tables import ClipTable, IntArray
+from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.clips.grids import ragged_arange
-from seqrecord.store.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import check, check_integer
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.store.clips.frames import OffsetWindow, TimedWindow
+from seqrecord.loader.clips.frames import OffsetWindow, TimedWindow
+from seqrecord.loader.clips.windows import Seconds
 from seqrecord.store.clips.grids import IntArray
-from seqrecord.store.clips.windows import Seconds
 from seqrecord.store.feature_kinds import size_in
 from seqrecord.store.format.frame_rates import MAX_DRIFT, MAX_EXTRA, MAX_OFF
 from seqrecord.store.format.index import Index

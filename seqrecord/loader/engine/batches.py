@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from seqrecord.errors import ClipError, MemoryLimitError
+from seqrecord.loader.clips.frames import ClipKeys
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import RaggedFrames
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.sampling.plan import Clips
-from seqrecord.store.clips.frames import ClipKeys
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.threads import ThreadPool
 
 if TYPE_CHECKING:

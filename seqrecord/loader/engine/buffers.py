@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import FORMS, Arena, Column, FeatureRows, PoolClasses, stacked
 from seqrecord.loader.engine.batches import (
     NO_STEPS,
@@ -33,11 +34,10 @@ from seqrecord.loader.engine.batches import (
 )
 from seqrecord.loader.engine.pools import BufferPool, FreshPool, view_of
 from seqrecord.loader.engine.stats import EngineStats
+from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.sampling.memory import MAX_LOADS
 from seqrecord.store.bfloat16 import numbers_of
 from seqrecord.store.clips.grids import run_bounds
-from seqrecord.store.clips.tables import IntArray
-from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.schema import FeatureSpec
 
 if TYPE_CHECKING:

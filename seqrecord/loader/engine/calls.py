@@ -12,20 +12,20 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.tables import IntArray
+from seqrecord.loader.clips.transforms import ClipFunction, VaryingClipFunction
 from seqrecord.loader.engine.tensors import user_array
-from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
-from seqrecord.store.bfloat16 import as_array
-from seqrecord.store.clips.tables import IntArray
-from seqrecord.store.clips.transforms import ClipFunction, VaryingClipFunction
-from seqrecord.store.reading.array_specs import (
+from seqrecord.loader.frames.array_specs import (
     ArraySpec,
     add_place,
     arrays_by_name,
     check_arrays,
     unchanged_values,
 )
+from seqrecord.loader.frames.trials import check_signature, repeatable
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
+from seqrecord.store.bfloat16 import as_array
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.reading.trials import check_signature, repeatable
 from seqrecord.store.text import repr_of
 from seqrecord.store.value_kinds import object_kind
 

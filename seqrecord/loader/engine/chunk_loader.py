@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.clips.frames import ClipFrames
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import Arena
 from seqrecord.loader.engine.buffers import Buffers, ChunkBuffers
 from seqrecord.loader.engine.decoding import Fetched, FrameDecoder, Transform
@@ -28,14 +30,12 @@ from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import AssignedLoad, Load, RowLoad
 from seqrecord.loader.frame_cache import CachedFrames, CachedRows, FrameFolder
-from seqrecord.store.clips.frames import ClipFrames
+from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.store.clips.grids import distinct, run_bounds
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Chunk
 from seqrecord.store.reading.raw_frames import frame_runs
-from seqrecord.store.storage.chunk_store import ChunkStore
 from seqrecord.store.storage.ranges import check_wanted
 
 _MUCH = 128 << 10  # bytes of encoded frames that make a partial load worthwhile

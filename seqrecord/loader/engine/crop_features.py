@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.store.feature_kinds import (
     PIXEL_KINDS,
     VECTOR_KINDS,
@@ -25,7 +26,6 @@ from seqrecord.store.feature_kinds import (
     known_kind,
     may_have_pixels,
 )
-from seqrecord.store.reading.array_specs import ArraySpec
 
 FrameSize: TypeAlias = "tuple[int | None, int | None]"
 """Height and width; `None` if it varies."""

@@ -13,20 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.clips.frames import ClipFrames
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import FORMS, FeatureRows
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.store.clips.frames import ClipFrames
+from seqrecord.loader.frames.array_specs import ArraySpec, add_place, apply_transform, check_arrays
 from seqrecord.store.clips.grids import run_bounds
-from seqrecord.store.clips.tables import IntArray
-from seqrecord.store.reading.array_specs import (
-    ArraySpec,
-    FrameFunction,
-    add_place,
-    apply_transform,
-    check_arrays,
-)
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Chunk, Page
+from seqrecord.store.value_kinds import FrameFunction
 
 
 class Transform(NamedTuple):

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from seqrecord.loader.clips.frames import ClipFrames
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import Arena
 from seqrecord.loader.engine.batches import (
     NO_DRAWS,
@@ -59,17 +61,15 @@ from seqrecord.loader.engine.stores import (
     used_rows,
 )
 from seqrecord.loader.engine.workers import Loading, WorkerPool
+from seqrecord.loader.frames.array_specs import ArraySpec
+from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.loader.sampling.memory import CONSUMER, Memory
 from seqrecord.loader.sampling.plan import Clips, Plan, Round
-from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import ragged_arange, run_bounds
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.format.page_kinds import page_kind
-from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec
-from seqrecord.store.storage.chunk_store import ChunkStore
 
 if TYPE_CHECKING:
     from seqrecord.loader.engine.vectors import VectorSteps

@@ -25,14 +25,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.loader.clips.layouts import episode_layout
+from seqrecord.loader.reading.mapped_files import MappedFiles
+from seqrecord.loader.reading.mapped_frames import MappedFrames, MappedRecords, mapped_frames
 from seqrecord.store.clips.grids import ChunkGrid, IntArray, distinct
 from seqrecord.store.format.pages import ALIGNMENT
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.processes.machine import usable_memory
 from seqrecord.store.reading.contents import Contents
-from seqrecord.store.reading.mapped_frames import MappedFrames, MappedRecords
 from seqrecord.store.schema import Schema
-from seqrecord.store.storage.mapped_files import MappedFiles
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _FEW_FILES = 4
@@ -118,8 +119,8 @@ class MappedArena:
     def of_groups(cls, contents: Contents, without: Container[int] = ()) -> dict[int, MappedArena]:
         """Rows of a dataset's mapped frames by group, except groups with too many addresses."""
         arenas = {}
-        for grid in contents.episode_table.groups:
-            frames = contents.mapped_frames.get(grid.group)
+        for grid in episode_layout(contents).groups:
+            frames = mapped_frames(contents).get(grid.group)
             if frames is None or grid.group in without:
                 continue
             span = len(frames.memory)

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from seqrecord.errors import SeqRecordError
+from seqrecord.loader.clips.frames import ClipFrames, ClipKeys
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import Arena
 from seqrecord.loader.engine.batches import (
     NO_DRAWS,
@@ -50,13 +52,11 @@ from seqrecord.loader.engine.stores import (
     RowLoad,
 )
 from seqrecord.loader.engine.workers import bytes_together, joined_bounds
+from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.sampling.plan import Clips
-from seqrecord.store.clips.frames import ClipFrames, ClipKeys
 from seqrecord.store.clips.grids import ChunkGrid, frame_keys, run_bounds, split_keys
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.pages import slice_frames
 from seqrecord.store.processes.forks import cached_property
-from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
+from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.store.processes.forks import PerProcess
-from seqrecord.store.storage.chunk_store import ChunkStore
 
 _FLUSH = 2048  # spans in memory before a thread writes them
 _MOST_IN_MEMORY = 4  # times _FLUSH: threads then wait for the write

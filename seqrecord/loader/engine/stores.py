@@ -36,15 +36,15 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.clips.frames import ClipFrames, ClipKeys
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import FeatureRows
 from seqrecord.loader.engine.batches import ClipRows
 from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.sampling.plan import Clips, Frees, GroupPlan, Loads, Plan, Round
 from seqrecord.loader.sampling.runs import Intervals, Window
 from seqrecord.loader.sampling.used_frames import LoadFrames
-from seqrecord.store.clips.frames import ClipFrames, ClipKeys
 from seqrecord.store.clips.grids import distinct, frame_keys, ragged_arange, search_keys
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.processes.forks import cached_property
 

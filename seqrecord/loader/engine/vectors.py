@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.store.bfloat16 import numbers_of
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.processes.forks import cached_property
-from seqrecord.store.reading.array_specs import ArraySpec
 
 if TYPE_CHECKING:
-    from seqrecord.store.statistics.normalization import Normalization
+    from seqrecord.loader.frames.normalization import Normalization
 
 _BLOCK_BYTES = 4 << 20  # of clips at a time
 

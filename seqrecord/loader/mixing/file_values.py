@@ -9,15 +9,15 @@ from functools import partial
 from typing import Any
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips import transforms
 from seqrecord.loader.clips.depth import DepthToMeters
+from seqrecord.loader.clips.transforms import CropStep
+from seqrecord.loader.clips.windows import At, Latest, Next, Seconds
 from seqrecord.loader.pipes.camera_values import Camera
 from seqrecord.loader.pipes.option_values import Budget, FrameCache, Vector
 from seqrecord.loader.pipes.options import EngineOptions
 from seqrecord.loader.sampling.built_ins import BUILT_INS
-from seqrecord.store.clips import transforms
 from seqrecord.store.clips.table_places import sample_places
-from seqrecord.store.clips.transforms import CropStep
-from seqrecord.store.clips.windows import At, Latest, Next, Seconds
 from seqrecord.store.text import repr_of
 
 _STEPS: dict[str, Callable[..., Any]] = {"DepthToMeters": DepthToMeters} | {

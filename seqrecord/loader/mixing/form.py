@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.vectors import VectorStep
+from seqrecord.loader.frames.normalization import MODES, Normalization, WeightedChannels
 from seqrecord.loader.mixing.sources import naming_source
 from seqrecord.loader.pipes.option_values import Vector, check_vectors
 from seqrecord.loader.pipes.vectors import (
@@ -20,7 +21,6 @@ from seqrecord.loader.pipes.vectors import (
     warn_unscaled,
 )
 from seqrecord.loader.pipes.view import View
-from seqrecord.store.statistics.normalization import MODES, Normalization, WeightedChannels
 from seqrecord.store.units import check_flag, raise_if
 
 _KINDS = (None, "action", "state", "imu")  # of features that are normalized unless named

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from seqrecord.loader.frames.array_specs import clip_nbytes
 from seqrecord.loader.mixing.mixed_batches import MixedBatches
 from seqrecord.loader.mixing.sources import SourceLoader
 from seqrecord.loader.pipes.options import LoaderOptions
@@ -14,7 +15,6 @@ from seqrecord.loader.pipes.run_memory import with_used_frames
 from seqrecord.loader.sampling.bounds import resident_bounds
 from seqrecord.loader.sampling.memory import CONSUMER, PREFETCH, MemoryRequest, usual_limit
 from seqrecord.loader.sampling.mix_memory import share_out
-from seqrecord.store.reading.array_specs import clip_nbytes
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.frames.normalization import Normalization
 from seqrecord.loader.mixing.form import MixForm
 from seqrecord.loader.mixing.mix_loader import MixLoader, MixParts
 from seqrecord.loader.mixing.mixed_batches import Join, joined_features
@@ -44,7 +45,6 @@ from seqrecord.loader.pipes.options import MOST_THREADS, EngineOptions, LoaderOp
 from seqrecord.loader.pipes.states import Clip
 from seqrecord.loader.sampling.shares import MOST_SLOTS
 from seqrecord.store.statistics.by_feature import Statistics
-from seqrecord.store.statistics.normalization import Normalization
 from seqrecord.store.units import MAX_INT, check, check_flag, check_integer, check_seed, raise_if
 
 if TYPE_CHECKING:

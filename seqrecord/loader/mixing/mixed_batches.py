@@ -15,10 +15,12 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import FORMS, for_users
 from seqrecord.loader.engine.batches import Batch, BatchBuilder, BatchForm, OpenBatch
 from seqrecord.loader.engine.buffers import BufferNeeds, Buffers
 from seqrecord.loader.engine.devices import BufferCache, Device
+from seqrecord.loader.frames.array_specs import ArraySpec, clip_nbytes
 from seqrecord.loader.mixing.sources import SourceLoader, add_source
 from seqrecord.loader.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
 from seqrecord.loader.mixing.text_values import MixedValues, names_in
@@ -27,10 +29,8 @@ from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.states import Clip
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace, ShardBatches
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.feature_kinds import differences, has_pixels, is_image, known_kind
 from seqrecord.store.processes.forks import cached_property
-from seqrecord.store.reading.array_specs import ArraySpec, clip_nbytes
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.units import raise_if
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.engine.batches import Batch
 from seqrecord.loader.mixing.mix_loader import MixLoader
 from seqrecord.loader.mixing.planning import MixPlan
 from seqrecord.loader.pipes.batch_rows import SourceSettings
 from seqrecord.loader.pipes.states import Clip
-from seqrecord.store.clips.frames import ClipKeys
 
 
 def rows_of_mix(mix: MixLoader, plan: MixPlan, number: int, settings: SourceSettings) -> Clip:

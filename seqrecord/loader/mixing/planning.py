@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.mixing.weights import Era, Phase, WeightSchedule, era_of
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner
@@ -17,7 +18,6 @@ from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace, ShardBatches
 from seqrecord.loader.sampling.shares import Shares
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.units import raise_if
 
 StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int

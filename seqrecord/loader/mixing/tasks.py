@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.pipes.view import View
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.reading.dataset import Dataset
 
 TASK = "task"  # the text feature, and the metadata entry

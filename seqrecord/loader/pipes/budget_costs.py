@@ -13,7 +13,9 @@ import numpy as np
 import torch
 
 from seqrecord.errors import ClipError, located
+from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.clips.samples import Samples
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.pipes.columns import CU_SEQLENS, ClipColumn
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
@@ -23,8 +25,6 @@ from seqrecord.loader.sampling.interleaving import FIRST_ROUND
 from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleRandom
-from seqrecord.store.clips.frames import ClipKeys
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.text import counted, repr_of, shown_place
 from seqrecord.store.units import MAX_INT, raise_if
 

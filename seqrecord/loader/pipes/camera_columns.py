@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.frames import ClipWindow
 from seqrecord.loader.engine.crops import IntrinsicsChange, whole_windows
 from seqrecord.loader.pipes.camera_relative import ClipPoses, mean_translations, relative_poses
 from seqrecord.loader.pipes.camera_rigs import (
@@ -34,11 +35,10 @@ from seqrecord.loader.pipes.camera_rigs import (
 )
 from seqrecord.loader.pipes.camera_values import MEAN_TRANSLATION, MEDIAN_DEPTH, START
 from seqrecord.loader.pipes.columns import BatchClips, ClipColumn, Column
+from seqrecord.store.clips.crop_windows import CropWindows
 from seqrecord.store.clips.distortion import MAX_COEFFICIENTS, mirror_factors
-from seqrecord.store.clips.frames import ClipWindow
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.clips.rigs import BoolArray, FloatArray, inverted, mirrored, pose_matrices
-from seqrecord.store.clips.transforms import CropWindows
 from seqrecord.store.processes.forks import cached_property
 
 IS_MISSING = "_is_missing"

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.frames import ClipWindow
+from seqrecord.loader.clips.transforms import HorizontalFlip
 from seqrecord.loader.engine.crops import ClipCrops, ValuesChange
+from seqrecord.loader.frames.array_specs import ArraySpec, mask_name
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.store.clips.frames import ClipWindow
-from seqrecord.store.clips.transforms import HorizontalFlip
 from seqrecord.store.feature_kinds import is_camera_image, is_distortion, is_picture, partner_of
-from seqrecord.store.reading.array_specs import ArraySpec, mask_name
 
 _XYZ = 3
 

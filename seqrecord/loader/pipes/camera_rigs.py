@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seqrecord.errors import ClipError, located
+from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.pipes.camera_frames import FrameValues, MedianDepths
 from seqrecord.loader.pipes.camera_values import MEDIAN_DEPTH, Camera
 from seqrecord.loader.pipes.distributed import warn_once
@@ -32,7 +33,6 @@ from seqrecord.store.feature_kinds import (
     size_in,
 )
 from seqrecord.store.processes.forks import PerProcess
-from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec, Schema
 

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.frames import ClipFrames, ClipKeys
 from seqrecord.loader.engine.arena import for_users
 from seqrecord.loader.engine.batches import Batch
 from seqrecord.loader.engine.devices import BufferCache, Device, device_class
@@ -31,12 +32,11 @@ from seqrecord.loader.pipes.run_memory import RunNotices, settle
 from seqrecord.loader.pipes.source_states import excerpt_frames, has_fewer
 from seqrecord.loader.pipes.states import Clip, Json, Segments, State
 from seqrecord.loader.pipes.view import View
+from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace
-from seqrecord.store.clips.frames import ClipFrames, ClipKeys
-from seqrecord.store.storage.chunk_store import ChunkStore
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.text import counted
 

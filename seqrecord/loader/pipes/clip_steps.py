@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.clips.frames import ClipKeys, ClipSteps
 from seqrecord.loader.clips.samples import Samples
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
-from seqrecord.store.clips.frames import ClipKeys, ClipSteps
-from seqrecord.store.clips.tables import IntArray
 
 
 @dataclass(frozen=True, eq=False)

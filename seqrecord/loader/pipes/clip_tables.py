@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.frames import COPIES, ClipKeys
+from seqrecord.loader.clips.layouts import missing_frames
 from seqrecord.loader.clips.sample_tables import read_frame_lists, read_samples, sample_columns
 from seqrecord.loader.clips.samples import (
     ComputedValues,
@@ -20,16 +22,15 @@ from seqrecord.loader.clips.samples import (
     value_form,
 )
 from seqrecord.loader.clips.segments import Segments, clips_in_segments, segment_columns
+from seqrecord.loader.clips.tables import IntArray
+from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.pipes.clip_windows import Windows, enumerate_windows, find_windows
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
 from seqrecord.loader.sampling.memory import USUAL_LIMIT
-from seqrecord.store.clips.frames import COPIES, ClipKeys
 from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.table_places import EpisodeNames
-from seqrecord.store.clips.tables import IntArray
-from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.filters import episode_names
 from seqrecord.store.text import counted, shown_place
@@ -76,7 +77,7 @@ def _of_lists(
     options: ClipOptions, dataset: Dataset, selected: IntArray, most: int | None = None
 ) -> tuple[SelectedEpisodes, Samples]:
     """The samples in a table of frame lists, in excerpts of at most `most` frames."""
-    names, missing = _names(dataset), dataset.contents.missing_frames()
+    names, missing = _names(dataset), missing_frames(dataset.contents)
     columns = sample_columns(options.table, names)
     selected, excerpts, row, own, lacking = read_frame_lists(
         columns, names, missing, selected, most

@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.loader.pipes.options import ClipOptions
-from seqrecord.store.clips.frames import (
+from seqrecord.loader.clips.frames import (
     Anchor,
     AnchoredWindow,
     ClipFrames,
@@ -23,16 +21,19 @@ from seqrecord.store.clips.frames import (
     OffsetWindow,
     SampleValues,
 )
-from seqrecord.store.clips.tables import (
-    ClipSpec,
+from seqrecord.loader.clips.layouts import episode_layout, missing_frames
+from seqrecord.loader.clips.tables import (
     ClipTable,
     ClipUse,
     IntArray,
     enumerate_clips,
     offset_range,
 )
-from seqrecord.store.clips.windows import At, Next, Seconds, describe_offsets
-from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.loader.clips.windows import At, Next, Seconds, describe_offsets
+from seqrecord.loader.frames.array_specs import ArraySpec
+from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.options import ClipOptions
+from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.units import raise_if
 
@@ -105,7 +106,7 @@ class Windows:
         window = self.stored.windows[features[0]]
         if isinstance(window, NearestWindow):
             return window.unknown_frames
-        return dataset.contents.missing_frames(features)
+        return missing_frames(dataset.contents, features)
 
     def check_anchors(self, samples: SampleValues, clips: ClipKeys) -> None:
         """Raise `ClipError` with the row for an invalid value in a column of anchors."""
@@ -203,7 +204,7 @@ def find_windows(
     if options.nearest:
         by_feature |= _nearest_windows(options, dataset, selected, by_feature, usual)
     rates = range(int(rate.max(initial=0)) + 1)
-    num_frames = dataset.contents.episode_table.num_frames
+    num_frames = episode_layout(dataset.contents).num_frames
     if excerpts is not None:
         num_frames = excerpts.num_frames
     stored = ClipFrames(dict.fromkeys(features, usual), num_frames, excerpts=excerpts)
@@ -251,7 +252,7 @@ def clips_by_dilation(
     dilations: Sequence[int],
 ) -> list[ClipTable]:
     """The clips of selected episodes that are complete with each dilation."""
-    table, tables = dataset.contents.episode_table, list[ClipTable]()
+    table, tables = episode_layout(dataset.contents), list[ClipTable]()
     # Starts to leave out, of windows whose offsets do not tell which frames clips use.
     gaps, starts = dict[tuple[str, ...], MissingFrames](), list[MissingFrames | None]()
     for window, names in windows.required:
@@ -291,7 +292,7 @@ def _requested_windows(
     longest = int(contents.index.num_frames[selected].max(initial=1))
     for name, window in anchored.items():
         is_stored = name in contents.features and options.frame_transform is None
-        gaps = contents.missing_frames([name] if is_stored else None)
+        gaps = missing_frames(contents, [name] if is_stored else None)
         anchors = (
             Anchor(part.column, np.array(part.offsets, np.int64), part.within)
             if isinstance(part, At)
@@ -317,9 +318,9 @@ def _nearest_windows(
             got=", ".join(options.nearest),
         )
     _check_features(options.nearest, dataset.features)
-    nearest, num_frames = {}, dataset.contents.episode_table.num_frames
+    nearest, num_frames = {}, episode_layout(dataset.contents).num_frames
     for name, request in options.nearest.items():
-        gaps = dataset.contents.missing_frames([name]).of_episodes(selected)
+        gaps = missing_frames(dataset.contents, [name]).of_episodes(selected)
         ahead = isinstance(request, Next)
         is_open = gaps.stop == num_frames[gaps.episode] if ahead else gaps.start == 0
         window = windows.get(name, usual)

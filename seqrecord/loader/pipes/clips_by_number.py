@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from seqrecord.loader.clips.frames import ClipKeys
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import Arena, RaggedFrames, for_users, nested, squeeze, stacked
 from seqrecord.loader.engine.calls import as_arrays
 from seqrecord.loader.engine.mapped_rows import MappedArena
@@ -17,16 +19,14 @@ from seqrecord.loader.engine.pools import divide
 from seqrecord.loader.engine.random_access import CallPart, RandomAccess
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import FrameRows, ResidentFrames
+from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.pipes.collating import ClipSequence
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.memory import features_in_memory, frames_may_stay, spare_memory
 from seqrecord.loader.pipes.needed import all_bytes, frame_rows, frames_of_epochs
 from seqrecord.loader.pipes.view import View
-from seqrecord.store.clips.frames import ClipKeys
-from seqrecord.store.clips.tables import IntArray
+from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.store.processes.forks import PerProcess
-from seqrecord.store.reading.array_specs import ArraySpec
-from seqrecord.store.storage.chunk_store import ChunkStore
 from seqrecord.store.units import parse_size
 
 

@@ -20,9 +20,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.engine.batches import ClipDraws
-from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
-from seqrecord.store.clips.frames import (
+from seqrecord.loader.clips.frames import (
     ClipFrames,
     ClipKeys,
     ClipSteps,
@@ -31,8 +29,10 @@ from seqrecord.store.clips.frames import (
     SampleValues,
     WindowFrames,
 )
-from seqrecord.store.clips.tables import IntArray
-from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.loader.clips.tables import IntArray
+from seqrecord.loader.engine.batches import ClipDraws
+from seqrecord.loader.frames.array_specs import ArraySpec
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.store.reading.dataset import Dataset
 
 if TYPE_CHECKING:

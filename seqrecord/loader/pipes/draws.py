@@ -12,6 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, located
+from seqrecord.loader.clips.frames import ClipKeys
+from seqrecord.loader.clips.layouts import episode_layout
+from seqrecord.loader.clips.tables import ClipTable, IntArray
+from seqrecord.loader.clips.transforms import Camera, HorizontalFlip
 from seqrecord.loader.engine.batches import ClipDraws, ClipRows
 from seqrecord.loader.engine.crops import (
     ClipCrops,
@@ -23,6 +27,7 @@ from seqrecord.loader.engine.crops import (
     unknown_size,
     whole_windows,
 )
+from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.pipes.camera_flips import WorldFlips, flipped_features, warn_of_pairs
 from seqrecord.loader.pipes.columns import (
     BatchClips,
@@ -38,6 +43,7 @@ from seqrecord.store.clips.cameras import (
     EpisodeCamera,
     followed_feature,
 )
+from seqrecord.store.clips.crop_windows import CropWindows, FloatArray
 from seqrecord.store.clips.distortion import (
     FISHEYE,
     MODEL,
@@ -45,16 +51,12 @@ from seqrecord.store.clips.distortion import (
     lens_model,
     mirror_factors,
 )
-from seqrecord.store.clips.frames import ClipKeys
-from seqrecord.store.clips.tables import ClipTable, IntArray
-from seqrecord.store.clips.transforms import Camera, CropWindows, FloatArray, HorizontalFlip
 from seqrecord.store.feature_kinds import (
     INTRINSICS_SHAPES,
     are_intrinsics,
     is_distortion,
     is_picture,
 )
-from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 
 if TYPE_CHECKING:
@@ -256,7 +258,7 @@ class AugmentationSampler(NoDraws):
             self._intrinsics = _intrinsics_of(self.crops, sizes, arrays, dataset)
         self._distortion = _distortion_of(self.crops, arrays, dataset)
         self._cameras = []
-        count = len(dataset.contents.episode_table)
+        count = len(episode_layout(dataset.contents))
         for crops in self.crops:
             frames = np.zeros((count, 2), np.int64) if None in crops.frame else None
             self._cameras.append(CropSampler(crops, episodes, frames, dataset.url))

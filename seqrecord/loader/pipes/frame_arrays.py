@@ -17,14 +17,8 @@ from seqrecord.errors import ClipError, located
 from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.decoding import Transform
 from seqrecord.loader.engine.tensors import torch_dtype
-from seqrecord.loader.pipes.option_values import FrameTransform, Ragged
-from seqrecord.loader.pipes.options import ClipOptions
-from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
-from seqrecord.loader.pipes.sample_epochs import SampleEpochs
-from seqrecord.store.clips.grids import distinct
-from seqrecord.store.reading.array_specs import (
+from seqrecord.loader.frames.array_specs import (
     ArraySpec,
-    FrameFunction,
     add_place,
     apply_transform,
     bind_schema,
@@ -32,9 +26,15 @@ from seqrecord.store.reading.array_specs import (
     mask_name,
     unchanged_values,
 )
+from seqrecord.loader.pipes.option_values import FrameTransform, Ragged
+from seqrecord.loader.pipes.options import ClipOptions
+from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
+from seqrecord.loader.pipes.sample_epochs import SampleEpochs
+from seqrecord.store.clips.grids import distinct
 from seqrecord.store.schema import Schema
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import is_integer, raise_if
+from seqrecord.store.value_kinds import FrameFunction
 
 
 class FrameArrays(NamedTuple):

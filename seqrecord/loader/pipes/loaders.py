@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.tables import ClipTable
 from seqrecord.loader.pipes.arguments import init_takes_arguments
 from seqrecord.loader.pipes.batch_rows import BatchNumber, SourceSettings, rows_of_batch
 from seqrecord.loader.pipes.callers import (
@@ -28,7 +29,6 @@ from seqrecord.loader.pipes.planning import plan_clips
 from seqrecord.loader.pipes.states import Clip
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard
-from seqrecord.store.clips.tables import ClipTable
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
 
 if TYPE_CHECKING:

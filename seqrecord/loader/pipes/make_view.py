@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from seqrecord.errors import ClipError, SeqRecordError, located
+from seqrecord.loader.clips.frames import UNKNOWN, NearestWindow
+from seqrecord.loader.clips.layouts import episode_layout
+from seqrecord.loader.clips.tables import EpisodeLayout, IntArray
 from seqrecord.loader.engine.arena import FORMS, stacked
 from seqrecord.loader.frame_cache import FrameFolder
+from seqrecord.loader.frames.array_specs import ArraySpec, bind_schema
 from seqrecord.loader.pipes.camera_values import Camera
 from seqrecord.loader.pipes.columns import NO_DRAWS, ClipEpisodes
 from seqrecord.loader.pipes.distributed import warn_once
@@ -28,16 +32,13 @@ from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_samples, complete_clips
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.pipes.view import View
-from seqrecord.store.clips.frames import UNKNOWN, NearestWindow
-from seqrecord.store.clips.tables import EpisodeLayout, IntArray
+from seqrecord.loader.reading.chunk_store import with_chunk_store
 from seqrecord.store.format.page_kinds import page_kind
-from seqrecord.store.reading.array_specs import ArraySpec, bind_schema
 from seqrecord.store.reading.dataset import (
     Dataset,
     DatasetLike,
     skipping_bad_episodes,
     with_attached,
-    with_chunk_store,
 )
 from seqrecord.store.reading.filters import check_metadata
 from seqrecord.store.reading.opening import dataset_of
@@ -344,7 +345,7 @@ def _episode_table(
     dataset = episodes.dataset
     features = dataset.features
     nbytes = bytes_by_group(stored, features)
-    table = _in_pieces(dataset.contents.episode_table, features)
+    table = _in_pieces(episode_layout(dataset.contents), features)
     if episodes.excerpts is not None:
         table = episodes.excerpts.table(table)
     table = table.with_leading(nbytes.index(max(nbytes)), epochs.common.clips.selected)

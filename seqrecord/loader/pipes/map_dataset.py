@@ -9,13 +9,13 @@ import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.tables import ClipTable
 from seqrecord.loader.pipes.arguments import init_takes_arguments
 from seqrecord.loader.pipes.callers import check_kept
 from seqrecord.loader.pipes.clips_by_number import ClipsByNumber
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import DatasetOptions
 from seqrecord.loader.pipes.shared_rows import SharedRow
-from seqrecord.store.clips.tables import ClipTable
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
 from seqrecord.store.units import MAX_INT, check_integer, check_positions
 

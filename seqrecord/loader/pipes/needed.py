@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from seqrecord.loader.clips.layouts import episode_layout
 from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.pipes.view import View
+from seqrecord.loader.reading.chunk_store import Pieces
+from seqrecord.loader.reading.needed_bytes import UsedFrames, needed_bytes
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Intervals, Runs
 from seqrecord.loader.sampling.used_frames import RunFrames, united
-from seqrecord.store.reading.needed_bytes import UsedFrames, needed_bytes
-from seqrecord.store.storage.chunk_store import Pieces
 from seqrecord.store.storage.ranges import MAX_GAP
 
 
@@ -90,7 +91,7 @@ def all_bytes(view: View) -> Pieces:
         view,
         [
             UsedFrames(grid.group, episode, np.zeros_like(stop), stop)
-            for grid in contents.episode_table.groups
+            for grid in episode_layout(contents).groups
         ],
     )
 
@@ -101,6 +102,6 @@ def _bytes_of(view: View, used: list[UsedFrames]) -> Pieces:
         contents.index.groups,
         [file.path for file in contents.manifest.record_files],
         contents.features,
-        contents.episode_table.groups,
+        episode_layout(contents).groups,
         used,
     )

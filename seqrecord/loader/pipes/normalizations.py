@@ -11,10 +11,10 @@ import numpy as np
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.loader.engine.vectors import VectorSteps
+from seqrecord.loader.frames.normalization import Normalization
 from seqrecord.loader.pipes.states import Json
 from seqrecord.loader.pipes.vectors import normalized
 from seqrecord.loader.pipes.view import View
-from seqrecord.store.statistics.normalization import Normalization
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import raise_if
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from seqrecord.store.reading.array_specs import FrameFunction
 from seqrecord.store.storage.base import MIN_CACHE_BYTES
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.units import (
@@ -26,9 +25,10 @@ from seqrecord.store.units import (
     parse_size,
     raise_if,
 )
+from seqrecord.store.value_kinds import FrameFunction
 
 if TYPE_CHECKING:
-    from seqrecord.store.statistics.normalization import Normalization
+    from seqrecord.loader.frames.normalization import Normalization
 
 MOST_VALUES = 1 << 16  # of a vector in batches
 SCOPES = ("source", "robot_type", "mix")
@@ -62,7 +62,7 @@ class Vector:
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value."""
-        from seqrecord.store.statistics.normalization import (  # few loaders have one
+        from seqrecord.loader.frames.normalization import (  # few loaders have one
             MODES,
             Normalization,
         )

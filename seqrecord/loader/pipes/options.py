@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import OF_CLIPS
+from seqrecord.loader.clips.windows import Nearest, Windows, check_windows
 from seqrecord.loader.pipes.camera_values import Camera, check_camera
 from seqrecord.loader.pipes.option_values import (
     Budget,
@@ -26,9 +27,7 @@ from seqrecord.loader.sampling.orders import ORDERS, Order, find_order
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
 from seqrecord.loader.sampling.shard_batches import BatchDraws
 from seqrecord.store.areas import DEVICE, load_entry
-from seqrecord.store.clips.tables import ClipSpec
-from seqrecord.store.clips.windows import Nearest, Windows, check_windows
-from seqrecord.store.reading.array_specs import FrameFunction
+from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.reading.filters import EpisodeFilter
 from seqrecord.store.reading.resizing import Sizes
 from seqrecord.store.storage.url import local_path
@@ -44,14 +43,15 @@ from seqrecord.store.units import (
     check_size,
     is_integer,
 )
+from seqrecord.store.value_kinds import FrameFunction
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
+    from seqrecord.loader.clips.transforms import Camera as CameraSteps
+    from seqrecord.loader.clips.transforms import ClipFunction, ClipTransform
     from seqrecord.store.clips.arrow_tables import TableLike
-    from seqrecord.store.clips.transforms import Camera as CameraSteps
-    from seqrecord.store.clips.transforms import ClipFunction, ClipTransform
 
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 MOST_RANKS = (1 << 31) - 1
@@ -119,7 +119,7 @@ def _check_clip_len(name: str, value: Any) -> int | tuple[int, int]:
 
 def _check_resize(name: str, value: Any) -> Any:
     """Return a size, or sizes by feature."""
-    from seqrecord.store.clips.transforms import checked_size
+    from seqrecord.loader.clips.transforms import checked_size
 
     if not isinstance(value, Mapping):
         return checked_size(name, value)
@@ -130,7 +130,7 @@ def _check_resize(name: str, value: Any) -> Any:
 
 def _check_clip_transform(_name: str, value: Any) -> Any:
     """Return crops, flips and functions."""
-    from seqrecord.store.clips.transforms import chain_of
+    from seqrecord.loader.clips.transforms import chain_of
 
     chain_of(value)
     return value
@@ -489,7 +489,7 @@ class ClipOptions(DerivedOptions):
         cameras: tuple[CameraSteps, ...] = ()
         functions: tuple[ClipFunction, ...] = ()
         if self.clip_transform is not None:
-            from seqrecord.store.clips.transforms import chain_of
+            from seqrecord.loader.clips.transforms import chain_of
 
             cameras, functions = chain_of(self.clip_transform)
         vars(self).update(

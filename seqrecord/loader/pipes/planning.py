@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from seqrecord.errors import ClipError, MemoryLimitError
+from seqrecord.loader.clips.tables import ClipTable
 from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.pipes.budget_costs import NO_COSTS, EpochCosts, with_budget
 from seqrecord.loader.pipes.distributed import Ranks
@@ -30,7 +31,6 @@ from seqrecord.loader.sampling.memory import (
 )
 from seqrecord.loader.sampling.plan import Plan, PlannedOrder
 from seqrecord.loader.sampling.runs import Intervals, Shard
-from seqrecord.store.clips.tables import ClipTable
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
 from seqrecord.store.text import shown_place

@@ -14,6 +14,7 @@ from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.frame_cache import FrameFolder, is_costly
+from seqrecord.loader.frames.array_specs import clip_nbytes
 from seqrecord.loader.pipes.frame_arrays import bytes_by_group
 from seqrecord.loader.pipes.memory import SMALL, can_stay, check_machine, spare_memory
 from seqrecord.loader.pipes.needed import needed_in
@@ -21,13 +22,13 @@ from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner, plan_clips
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.pipes.view import View
+from seqrecord.loader.reading.chunk_store import ChunkStore, Pieces
+from seqrecord.loader.reading.mapped_frames import mapped_frames
 from seqrecord.loader.sampling.memory import MOST_CLIPS, Memory, MemoryPlan
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.format.page_kinds import page_kind
-from seqrecord.store.reading.array_specs import clip_nbytes
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.storage.chunk_store import ChunkStore, Pieces
 from seqrecord.store.text import shown_place
 from seqrecord.store.units import format_size
 
@@ -70,7 +71,7 @@ def settle(
     settled = RunMemory(memory, fitted.nbytes(memory))
     if fitted.in_memory is not None:
         settled = settled._replace(rows=planner.staying_rows(plan.shard, segments, fitted.settings))
-    elif not on_device and planner.view.dataset.contents.mapped_frames:
+    elif not on_device and mapped_frames(planner.view.dataset.contents):
         settled = settled._replace(small_rows=_small_rows(planner.view, plan, memory))
     if isinstance(planner.view.dataset.contents.storage, ChunkStore):
         settled = _with_store(planner, fitted, plan, settled)
@@ -117,7 +118,7 @@ def _small_rows(view: View, plan: Plan, memory: Memory) -> dict[int, FrameRows]:
     The plan has memory for mapped frames, which take none. Other small frames are resident in it:
     then a later epoch loads nothing.
     """
-    mapped, features = view.dataset.contents.mapped_frames, view.dataset.features
+    mapped, features = mapped_frames(view.dataset.contents), view.dataset.features
     if view.transform is not None or view.excerpts is not None:
         return {}
     places = {group.group: place for place, group in enumerate(plan.groups)}

@@ -13,7 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.frames import ClipKeys
+from seqrecord.loader.clips.layouts import missing_frames
 from seqrecord.loader.clips.samples import ComputedValues, Samples
+from seqrecord.loader.clips.tables import ClipTable, IntArray
 from seqrecord.loader.pipes.clip_windows import (
     Windows,
     clips_by_dilation,
@@ -22,8 +25,7 @@ from seqrecord.loader.pipes.clip_windows import (
 )
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
-from seqrecord.store.clips.frames import ClipKeys
-from seqrecord.store.clips.tables import ClipSpec, ClipTable, IntArray
+from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.reading.contents import update_digest
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.text import counted, repr_of
@@ -142,7 +144,7 @@ class SelectedEpisodes:
         dataset, problem = self.dataset, "samples have no such value of each frame"
         scalars = [n for n, one in dataset.features.items() if one.value_kind.is_scalar(one)]
         features = ", ".join(scalars)
-        if feature not in scalars or len(dataset.contents.missing_frames([feature])):
+        if feature not in scalars or len(missing_frames(dataset.contents, [feature])):
             expected = f"text or number, in all frames and in features=; such: {features or 'none'}"
             raise ClipError(problem, expected=expected, got=repr_of(feature, 100))
         dataset = dataset.select([feature])

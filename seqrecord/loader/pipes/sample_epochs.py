@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.clips.samples import OF_CLIPS, Samples
+from seqrecord.loader.clips.tables import ClipTable, IntArray
 from seqrecord.loader.engine.batches import do_nothing
 from seqrecord.loader.sampling.random_order import EpochSizes, times_in_epoch, typical_table
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunctions, called
-from seqrecord.store.clips.frames import ClipKeys
-from seqrecord.store.clips.tables import ClipTable, IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
 from seqrecord.store.units import raise_if
 

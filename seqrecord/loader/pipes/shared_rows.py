@@ -21,7 +21,7 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ResourceError
-from seqrecord.store.clips.tables import IntArray
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.store.processes.forks import at_fork
 from seqrecord.store.storage.open_files import with_descriptor
 

@@ -22,9 +22,9 @@ import torch
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.arena import nested, pad
 from seqrecord.loader.engine.tensors import tensor_of
+from seqrecord.loader.frames.array_specs import ArraySpec, mask_name
 from seqrecord.loader.pipes.frame_arrays import check_tensors, ragged_arrays
 from seqrecord.loader.pipes.option_values import Ragged
-from seqrecord.store.reading.array_specs import ArraySpec, mask_name
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.text_dictionaries import TextDictionary
 from seqrecord.store.schema import FeatureSpec

@@ -8,12 +8,12 @@ from typing import Any
 
 from seqrecord.errors import ClipError, located
 from seqrecord.loader.engine.vectors import VectorStep
+from seqrecord.loader.frames.array_specs import ArraySpec
+from seqrecord.loader.frames.normalization import Normalization
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.option_values import Vector
 from seqrecord.loader.pipes.view import View
-from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.statistics.by_feature import FeatureStatistics
-from seqrecord.store.statistics.normalization import Normalization
 from seqrecord.store.units import raise_if
 
 

@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
+from seqrecord.loader.clips.frames import ClipFrames, ClipKeys, ClipWindow
+from seqrecord.loader.clips.tables import EpisodeLayout, IntArray
 from seqrecord.loader.engine.arena import cut, split
 from seqrecord.loader.engine.batches import ClipDraws, ClipRows
 from seqrecord.loader.engine.decoding import Transform
+from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.pipes.clip_windows import Windows
 from seqrecord.loader.pipes.collating import SingleClip, batch_memory
 from seqrecord.loader.pipes.columns import (
@@ -41,10 +44,7 @@ from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.sampling.bounds import ClipStats
 from seqrecord.loader.sampling.runs import Runs, Window
 from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames
-from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow
-from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
-from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.text import shown_place
 

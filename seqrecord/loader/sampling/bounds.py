@@ -34,11 +34,12 @@ from math import gcd
 import numpy as np
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.passes import num_passes
 from seqrecord.loader.sampling.runs import Window, cut_group, unit_group
+from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.clips.grids import distinct
-from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 
 LAST_BATCH = ("repeat", "drop", "keep")
 

@@ -14,6 +14,8 @@ from typing import TypeAlias
 import numpy as np
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.frames import COPIES
+from seqrecord.loader.clips.tables import ClipTable, IntArray
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.budgets import (
     Arrangement,
@@ -25,8 +27,6 @@ from seqrecord.loader.sampling.budgets import (
 )
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import CursorShares, Runs
-from seqrecord.store.clips.frames import COPIES
-from seqrecord.store.clips.tables import ClipTable, IntArray
 
 _UNEVEN = 0.01  # of the mean number of batches: fewer are not worth another division
 _WEIGHT = 1 << 8  # of a cost of 1

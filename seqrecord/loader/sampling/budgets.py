@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.clips.frames import COPIES
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.sampling.random_order import hash64, ranks_of, sorted_places
-from seqrecord.store.clips.frames import COPIES
-from seqrecord.store.clips.tables import IntArray
 
 WINDOW_BATCHES = 16  # of a window: 97 % of a packed budget of 4 longest rows, with 4 batches 93 %
 _PADDED_WINDOW = 4  # times as many where padded. 1: 16 % more than the sum of costs needs for 6,

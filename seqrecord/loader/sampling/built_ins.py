@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.clips.samples import OF_CLIPS, Samples
+from seqrecord.loader.clips.tables import ClipTable, IntArray
 from seqrecord.loader.sampling.random_order import phase_of_epoch, uniform
 from seqrecord.loader.sampling.sample_functions import (
     BuiltIn,
@@ -25,8 +27,7 @@ from seqrecord.loader.sampling.sample_functions import (
     changes_rows,
     checked,
 )
-from seqrecord.store.clips.frames import ClipKeys
-from seqrecord.store.clips.tables import MAX_SETTING, ClipTable, IntArray
+from seqrecord.store.clip_spec import MAX_SETTING
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import (
     check,

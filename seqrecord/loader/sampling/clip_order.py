@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.budgets import ClipCosts
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.plan import Plan, PlannedOrder
 from seqrecord.loader.sampling.runs import Runs, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws
-from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
 
 
 class ClipOrder(PlannedOrder):

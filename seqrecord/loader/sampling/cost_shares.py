@@ -18,10 +18,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, ranks_of
 from seqrecord.loader.sampling.runs import CursorShares, Cuts, Runs, divide_shares
 from seqrecord.store.clips.grids import distinct
-from seqrecord.store.clips.tables import IntArray
 
 _SHORT = 8  # of a shard: shorter runs are dealt whole where others are longer than a shard
 _PLACE_BITS = 20  # fraction of a cursor

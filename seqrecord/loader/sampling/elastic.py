@@ -21,6 +21,7 @@ from itertools import chain
 import numpy as np
 
 from seqrecord.errors import StateError
+from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.budget_shards import BudgetShards, StreamOf
 from seqrecord.loader.sampling.budgets import ClipCosts
@@ -29,7 +30,6 @@ from seqrecord.loader.sampling.fixed_shards import shuffled, shuffled_stream
 from seqrecord.loader.sampling.plan import order_of
 from seqrecord.loader.sampling.runs import Runs, Shard, Window, remaining_table
 from seqrecord.loader.sampling.shard_batches import BatchDraws, ShardBatches
-from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
 
 _MAX_CURSORS = 1 << 24  # of all shards of a segment, …
 _MAX_SHARDS = 1 << 17  # which take time one by one

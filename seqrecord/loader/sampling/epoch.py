@@ -45,6 +45,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.frames import COPIES
+from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.loader.sampling.bounds import (
     BlockSizes,
     ClipStats,
@@ -69,9 +71,7 @@ from seqrecord.loader.sampling.runs import (
 )
 from seqrecord.loader.sampling.shard_batches import ShardBatches
 from seqrecord.loader.sampling.spreading import UNCUT_CHUNKS, spread_runs
-from seqrecord.store.clips.frames import COPIES
 from seqrecord.store.clips.grids import ragged_arange
-from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
 
 _TIME_BITS = 20  # fraction of a cursor's share, to order clips of several cursors
 _MOST_SECTIONS = 8

@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 
+from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.budget_shards import StreamOf
 from seqrecord.loader.sampling.budgets import Stream
@@ -27,7 +28,6 @@ from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, perm
 from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
 from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames, united
 from seqrecord.store.clips.grids import frame_keys, ragged_arange, split_keys
-from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.store.processes.forks import cached_property
 
 _ROUND = 256  # clips

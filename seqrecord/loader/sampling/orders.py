@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.tables import ClipTable, IntArray
 from seqrecord.loader.rules import Rule
 from seqrecord.store import areas
-from seqrecord.store.clips.tables import ClipTable, IntArray
 
 
 class Order:

@@ -11,6 +11,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.clips.frames import ClipKeys
+from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.loader.sampling.bounds import ClipStats, EpochSegment, PlanSettings
 from seqrecord.loader.sampling.budgets import BudgetUse, ClipCosts
 from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule
@@ -18,9 +20,8 @@ from seqrecord.loader.sampling.orders import Order, find_order
 from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws, DrawsByPlace, ShardBatches
 from seqrecord.loader.sampling.used_frames import LoadFrames, RunFrames, SampleFrames
-from seqrecord.store.clips.frames import ClipKeys
+from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.clips.grids import ragged_arange
-from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 from seqrecord.store.processes.forks import cached_property
 
 _WHOLE = Shard()

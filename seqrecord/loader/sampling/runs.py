@@ -37,8 +37,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.clips.frames import COPIES, Reach
+from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
-from seqrecord.store.clips.frames import COPIES, Reach
+from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.clips.grids import (
     MAX_FRAMES,
     MAX_OWNERS,
@@ -48,7 +50,6 @@ from seqrecord.store.clips.grids import (
     ragged_arange,
     search_keys,
 )
-from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 from seqrecord.store.processes.forks import cached_property
 
 

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import SampleEpisodes, Samples
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.sampling.random_order import Purpose, key_of, permutation, uniform
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import check_integer, format_size
 

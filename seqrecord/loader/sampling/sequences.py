@@ -38,6 +38,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.loader.rules import Rule
 from seqrecord.loader.sampling.bounds import ClipStats, EpochSegment, PlanSettings, cursor_bounds
 from seqrecord.loader.sampling.budgets import ClipCosts
@@ -47,7 +48,6 @@ from seqrecord.loader.sampling.plan import Clips, Plan, PlannedOrder
 from seqrecord.loader.sampling.random_order import Purpose, key_of, permutation
 from seqrecord.loader.sampling.runs import Runs, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws
-from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.store.text import counted, repr_of
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.random_order import Purpose, key_of, uniform
 from seqrecord.loader.sampling.runs import Shard
-from seqrecord.store.clips.tables import IntArray
 
 _FRAMES = 0  # … of a batch; steps of a `clip_transform` have others
 _BATCHES = 1 << 8  # computed at first

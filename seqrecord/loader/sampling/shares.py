@@ -30,8 +30,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
 
 MOST_SLOTS = 1 << 16

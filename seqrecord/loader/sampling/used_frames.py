@@ -21,10 +21,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.clips.frames import ClipKeys
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.sampling.runs import Intervals, Runs, Window
-from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.grids import distinct, frame_keys, split_keys
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import cached_property
 
 _CLIPS_AT_ONCE = 1 << 13  # whose arrays are small: 1 << 15 take half as long again

@@ -21,6 +21,8 @@ from seqrecord.formats.sources.lerobot.layout import (
     read_texts,
 )
 from seqrecord.formats.sources.video.streams import TOLERANCE
+from seqrecord.loader.clips.tables import IntArray
+from seqrecord.loader.clips.windows import delta_timestamps
 from seqrecord.loader.pipes.collating import collate
 from seqrecord.loader.pipes.frame_arrays import ragged_arrays
 from seqrecord.loader.pipes.map_dataset import SeqRecordMapDataset
@@ -29,8 +31,6 @@ from seqrecord.loader.pipes.text_values import array_spec_of
 from seqrecord.robots.lerobot.items import Episodes, PlannedDataset
 from seqrecord.robots.lerobot.planned import ClipPlanner, PlannedReader
 from seqrecord.store.bfloat16 import dtype_name
-from seqrecord.store.clips.tables import IntArray
-from seqrecord.store.clips.windows import delta_timestamps
 from seqrecord.store.lazy import import_extra
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.dataset import Dataset, DatasetLike, skipping_bad_episodes

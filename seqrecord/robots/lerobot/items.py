@@ -12,11 +12,11 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset as TorchDataset
 
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.robots.lerobot.form import channels_first, depth_in, numbers
 from seqrecord.robots.lerobot.planned import ItemPlanner, PlannedIndex, PlannedReader
 from seqrecord.store.clips.grids import ragged_arange
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
 from seqrecord.store.text import counted
 

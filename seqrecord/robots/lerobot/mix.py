@@ -13,6 +13,7 @@ import torch
 
 from seqrecord.errors import ClipError
 from seqrecord.formats.export.lerobot_meta import TASK, TIMESTAMP
+from seqrecord.loader.clips.windows import delta_timestamps as windows_in_frames
 from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.loader.mixing.mixed_batches import differing_shapes, joined_features
@@ -24,7 +25,6 @@ from seqrecord.robots.lerobot.mix_meta import MixMeta
 from seqrecord.robots.lerobot.mix_planner import MixPlanner
 from seqrecord.robots.lerobot.mix_sources import MixEpisodes, MixSource
 from seqrecord.robots.lerobot.planned import PlannedReader
-from seqrecord.store.clips.windows import delta_timestamps as windows_in_frames
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.statistics.moments import FloatArray
 

@@ -22,6 +22,7 @@ from seqrecord.formats.export.lerobot_meta import (
     describe_statistics,
     task_table,
 )
+from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.mixing.file import load_mix
 from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.loader.mixing.tasks import episode_tasks
@@ -39,7 +40,6 @@ from seqrecord.robots.lerobot.mix_statistics import MixStatistics, are_stored
 from seqrecord.store.bfloat16 import dtype_name
 from seqrecord.store.feature_kinds import OTHER_KINDS
 from seqrecord.store.lazy import import_extra
-from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.schema import FeatureSpec
 
 _logger = logging.getLogger("seqrecord")

@@ -13,19 +13,19 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, located
 from seqrecord.formats.export.lerobot_meta import TIMESTAMP
 from seqrecord.formats.sources.lerobot.language import EVENTS
+from seqrecord.loader.clips.tables import IntArray
+from seqrecord.loader.clips.windows import Nearest
 from seqrecord.loader.engine.vectors import VectorSteps
+from seqrecord.loader.frames.normalization import Normalization
 from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.option_values import Vector
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.view import View
 from seqrecord.robots.lerobot.items import Episodes
-from seqrecord.store.clips.tables import IntArray
-from seqrecord.store.clips.windows import Nearest
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec
-from seqrecord.store.statistics.normalization import Normalization
 from seqrecord.store.units import check_positions
 
 COMPUTED = ("episode_index", "frame_index", "index", "task_index", "dataset")

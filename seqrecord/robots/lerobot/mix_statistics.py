@@ -24,11 +24,11 @@ import numpy as np
 
 from seqrecord.errors import ClipError, located
 from seqrecord.formats.export.lerobot_meta import QUANTILES, STATISTIC_NAMES
+from seqrecord.loader.frames.normalization import Normalization, WeightedChannels
 from seqrecord.loader.mixing.form import MixForm, robot_type
 from seqrecord.loader.pipes.vectors import is_stored, stored_statistics, warn_unscaled
 from seqrecord.robots.lerobot.mix_sources import MixSource
 from seqrecord.store.statistics.moments import FloatArray, coarsest_eps, usable_scales
-from seqrecord.store.statistics.normalization import Normalization, WeightedChannels
 from seqrecord.store.statistics.sketch import Sketch, mixed_moments, mixed_quantiles
 
 _NOTHING = (-1.0, 1.0, 0.0, 1.0, -1.0, -0.8, 0.0, 0.8, 1.0)  # 0 stays 0 in all modes

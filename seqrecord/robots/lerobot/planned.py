@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any, Protocol
 
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.distributed import this_worker, warn_once
@@ -17,7 +18,6 @@ from seqrecord.loader.sampling.built_ins import skip_last
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.sample_functions import SampleFunctions
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.text import shown_place
 

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import EpisodeKeyError, SchemaError, located
-from seqrecord.store.clips.grids import ChunkGrid, ragged_arange
-from seqrecord.store.clips.tables import (
-    ClipSpec,
-    ClipTable,
-    EpisodeLayout,
-    MissingFrames,
-    enumerate_clips,
-    missing_from_bitmaps,
-)
+from seqrecord.store.clips.grids import ragged_arange
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.manifest import Manifest
 from seqrecord.store.format.statistics_file import read_statistics
@@ -27,10 +19,9 @@ from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.reading.episode import Episode
 from seqrecord.store.reading.filters import BadEpisodes, EpisodeFilter, find_episodes, shown_keys
-from seqrecord.store.reading.mapped_frames import MappedFrames, MappedRecords, Verify, mappable
 from seqrecord.store.reading.metadata import read_edits
 from seqrecord.store.reading.resizing import resized_schema
-from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.text import repr_of, shown_place
@@ -38,6 +29,9 @@ from seqrecord.store.text import repr_of, shown_place
 if TYPE_CHECKING:
     from seqrecord.store.format.inventory import Inventory
     from seqrecord.store.reading.external_files import ExternalFiles
+
+Verify: TypeAlias = bool | Literal["always"]
+"""Checksums of pages: compared at each read, never, or always, so that no frame is mapped."""
 
 _EPISODES_AT_ONCE = 1 << 12  # episodes hashed together
 _MAX_PARTS, _MARK = 128, 4  # of an identity's marks: parts, and hexadecimal digits of each
@@ -218,29 +212,6 @@ class Contents:
         )
 
     @cached_property
-    def mapped_frames(self) -> Mapping[int, MappedFrames]:
-        """Raw frames that are mapped, by group; empty without any, or with `verify="always"`."""
-        chunks, groups = self.chunks, self.index.groups
-        features = dict[int, dict[str, FeatureSpec]]()
-        for number, raw in enumerate(chunks.raw):
-            if self.verify != "always" and (specs := mappable(raw, groups[number], self.features)):
-                features[number] = specs
-        if not features:
-            return {}
-        is_used = np.zeros(len(self.manifest.record_files), np.bool_)
-        for number in features:
-            is_used |= np.bincount(groups[number].file, minlength=len(is_used)) > 0
-        files = {file.path: file.size for file in self.manifest.record_files}
-        zero_bytes = max(spec.nbytes for specs in features.values() for spec in specs.values())
-        records = MappedRecords.of(self.storage, files, is_used.tolist(), zero_bytes)
-        if records is None:
-            return {}
-        return {
-            n: MappedFrames(records, chunks.raw[n], groups[n], specs, verify=bool(self.verify))
-            for n, specs in features.items()
-        }
-
-    @cached_property
     def statistics(self) -> Statistics:
         """See `Dataset.statistics`."""
         if self.join is not None:
@@ -257,7 +228,7 @@ class Contents:
         """See `Dataset.inventories`."""
         if (file := self.manifest.inventory) is None:
             return ()
-        # Not with every first batch (test_layers.py::test_a_first_batch_imports_little).
+        # Not with every first batch.
         from seqrecord.store.format.inventory import read_inventories
 
         return read_inventories(self.storage, file)
@@ -268,30 +239,6 @@ class Contents:
         if not self.manifest.edits:
             return {}
         return read_edits(self.storage, self.manifest.edits).frames
-
-    @cached_property
-    def episode_table(self) -> EpisodeLayout:
-        """Episode lengths and chunk grids, for clips and plans."""
-        num_frames, grids = self.index.num_frames, []
-        for number in sorted({spec.group for spec in self.features.values()}):
-            table = self.index.groups[number]
-            places = (table.chunk_frames, num_frames, table.first_chunk, table.first_frame)
-            grids.append(ChunkGrid.from_lengths(*places, group=number))
-        return EpisodeLayout(num_frames, tuple(grids))
-
-    def missing_frames(self, features: Iterable[str] | None = None) -> MissingFrames:
-        """Return the frames that lack any of the features (default: all selected)."""
-        index, bitmaps, hidden = self.index, [], []
-        columns = [index.schema.position(name) for name in features or self.features]
-        for grid in self.episode_table.groups:
-            table = index.groups[grid.group]
-            gaps = table.gaps[np.isin(table.gaps["feature"], columns)]
-            chunk, word = gaps["chunk"].astype(np.int64), gaps["word"].astype(np.int64)
-            bitmaps.append((chunk, word, gaps["present"]))
-            hidden.append(np.maximum(-table.first_frame[chunk].astype(np.int64), 0))
-        if not sum(map(len, hidden)):
-            return MissingFrames.none()
-        return missing_from_bitmaps(self.episode_table, bitmaps, hidden)
 
     def identity(self, episodes: npt.NDArray[np.int64]) -> dict[str, Any]:
         """Return a JSON identity of episodes, given by row.
@@ -390,11 +337,6 @@ class Contents:
         selection = self.bad.check(episodes, split)
         splits, url = self.manifest.splits, self.storage.url
         return find_episodes(self.index, splits, selection, split=split, url=url)
-
-    def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
-        """Return the clips of selected episodes, without clips with missing features."""
-        selected = self.find_episodes(episodes)
-        return enumerate_clips(spec, self.episode_table, selected, self.missing_frames())
 
 
 class Episodes(Mapping[str, "Episode"]):

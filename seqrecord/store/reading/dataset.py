@@ -11,25 +11,25 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SchemaError, located
+from seqrecord.store.areas import STATISTICS, load_entry
 from seqrecord.store.processes.forks import cached_property
-from seqrecord.store.reading.contents import Contents, Episodes
+from seqrecord.store.reading.contents import Contents, Episodes, Verify
 from seqrecord.store.reading.filters import BadEpisodes, EpisodeFilter
-from seqrecord.store.reading.mapped_frames import Verify, check_verify
 from seqrecord.store.reading.metadata import load, load_version
 from seqrecord.store.reading.notebook import MAX_ROWS, html_card
 from seqrecord.store.reading.resizing import Sizes, resized_schema
 from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
-from seqrecord.store.storage.chunk_store import ChunkStore
 from seqrecord.store.storage.opening import StorageLike, open_storage
-from seqrecord.store.text import shown_place
+from seqrecord.store.text import repr_of, shown_place
 from seqrecord.store.units import Progress, format_size
+from seqrecord.store.value_kinds import FrameFunction
 
 if TYPE_CHECKING:
     from seqrecord.store.format.inventory import Inventory
-    from seqrecord.store.reading.array_specs import FrameFunction
     from seqrecord.store.reading.external_files import ExternalFiles, Originals
     from seqrecord.store.reading.text_dictionaries import TextDictionary
+    from seqrecord.store.value_kinds import FrameFunction
 
 DatasetLike: TypeAlias = "StorageLike | Dataset"
 """A dataset: local path, URL, or an open `Dataset`."""
@@ -61,7 +61,7 @@ def open_packed(
     Raises `NotFoundError` if the dataset, the version or one of its files is missing,
     `FormatError` for a damaged dataset and `SchemaError` for an unknown feature.
     """
-    check_verify(verify)
+    _check_verify(verify)
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
     externals: ExternalFiles | None = None
     try:
@@ -292,11 +292,9 @@ class Dataset:
             statistics = dataset.compute_statistics(max_frames=1000)
             print(statistics["pose"].mean)
         """
-        # Not with every `open`: five modules that only this method uses.
-        from seqrecord.store.reading.compute_statistics import compute_statistics
-
         settings = max_frames, num_threads, progress
-        return compute_statistics(self.contents, episodes, split, frame_transform, *settings)
+        compute: Callable[..., Statistics] = load_entry(STATISTICS)
+        return compute(self.contents, episodes, split, frame_transform, *settings)
 
     def close(self) -> None:
         """Close the dataset's files."""
@@ -346,12 +344,12 @@ def with_attached(dataset: Dataset, companion: object) -> Dataset:
     return Dataset(replace(dataset.contents, attached=attached))
 
 
-def with_chunk_store(dataset: Dataset) -> Dataset:
-    """Return the dataset with its own store of remote chunks, for a loader."""
-    storage = dataset.contents.storage
-    if isinstance(storage, ChunkStore):
-        storage = storage.inner
-    return Dataset(replace(dataset.contents, storage=ChunkStore(storage)))
+def _check_verify(verify: object) -> None:
+    """Raise `ClipError` for a text other than "always"."""
+    if isinstance(verify, str) and verify != "always":
+        raise ClipError(
+            "unknown value of verify", expected='True, False or "always"', got=repr_of(verify)
+        )
 
 
 def _reopen(parts: dict[str, Any]) -> Dataset:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from seqrecord.errors import NotFoundError, SourceError
 from seqrecord.store.areas import COMPANIONS, IN_PLACE, load_entry
-from seqrecord.store.clips.tables import ClipSpec
+from seqrecord.store.clip_spec import ClipSpec
+from seqrecord.store.reading.contents import Verify
 from seqrecord.store.reading.dataset import (
     Dataset,
     DatasetLike,
@@ -20,7 +21,6 @@ from seqrecord.store.reading.dataset import (
     skipping_bad_episodes,
 )
 from seqrecord.store.reading.filters import BadEpisodes
-from seqrecord.store.reading.mapped_frames import Verify
 from seqrecord.store.storage.opening import StorageLike
 
 if TYPE_CHECKING:  # not needed by `open`

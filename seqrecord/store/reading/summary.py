@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError, NotFoundError, SeqRecordError
-from seqrecord.store.clips.tables import ClipSpec
+from seqrecord.store.areas import CLIPS, load_entry
+from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.format.encoded_pages import table_bytes
 from seqrecord.store.format.frame_rates import MeasuredRate
 from seqrecord.store.format.index import GroupIndex, Index
@@ -391,7 +392,7 @@ def feature_summary(index: Index, spec: FeatureSpec) -> FeatureSummary:
 
 
 def _count_clips(dataset: Dataset, spec: ClipSpec) -> ClipSummary:
-    table = dataset.contents.clips(spec)
+    table = load_entry(CLIPS)(dataset.contents, spec)
     return ClipSummary(
         *(spec.length, spec.stride, spec.dilation, spec.span),
         num_clips=table.num_clips,
@@ -546,7 +547,7 @@ def _counts(
     numbers = dataset.find_episodes(episodes)
     if clip is None:
         return numbers, None
-    table = dataset.contents.clips(clip, episodes)
+    table = load_entry(CLIPS)(dataset.contents, clip, episodes)
     counts = np.zeros(len(dataset.contents.index.num_frames), np.int64)
     np.add.at(counts, table.episode, table.count)
     return numbers, counts[numbers]

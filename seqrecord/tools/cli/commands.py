@@ -14,7 +14,7 @@ import click
 from seqrecord.errors import SeqRecordError
 from seqrecord.loader.clips.sample_tables import column_names
 from seqrecord.loader.clips.samples import Samples
-from seqrecord.store.clips.tables import ClipSpec
+from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.filters import EpisodeFilter
 from seqrecord.store.reading.measured_rates import measured_rate

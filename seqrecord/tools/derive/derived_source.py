@@ -23,11 +23,11 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError, SeqRecordError
+from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.pipes.loaders import SeqRecordPipe
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.view import View
-from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.feature_kinds import is_picture
 from seqrecord.store.format.manifest import Dictionary

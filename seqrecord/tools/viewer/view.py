@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SchemaError
-from seqrecord.store.clips.tables import ClipSpec
+from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.lazy import import_extra
 from seqrecord.store.reading.dataset import Dataset, DatasetLike, refuse_ignored
 from seqrecord.store.reading.episode import Episode, values_in_order

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import SeqRecordMapDataset, SeqRecordPipe
 from seqrecord.errors import StorageError, TransientError
+from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.storage import (
     ByteRange,
     CachedStorage,
@@ -31,7 +32,6 @@ from seqrecord.storage import (
     open_storage,
     unwanted_if,
 )
-from seqrecord.store.storage.chunk_store import ChunkStore
 from tests.kit.clip_data import minimum_memory, no_leaks
 from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.faults import CountingStorage, FaultyStorage, damages_once

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.store.clips.frames import COPIES
+from seqrecord.loader.clips.frames import COPIES
+from seqrecord.loader.clips.tables import (
+    ClipTable,
+    EpisodeLayout,
+    MissingFrames,
+    enumerate_clips,
+    missing_from_bitmaps,
+)
 from seqrecord.store.clips.grids import (
     MAX_FRAMES,
     MAX_OWNERS,
@@ -19,13 +26,6 @@ from seqrecord.store.clips.grids import (
     frame_keys,
     search_keys,
     split_keys,
-)
-from seqrecord.store.clips.tables import (
-    ClipTable,
-    EpisodeLayout,
-    MissingFrames,
-    enumerate_clips,
-    missing_from_bitmaps,
 )
 from seqrecord.store.format.manifest import MAX_EPISODES
 from seqrecord.store.format.rows import MAX_EPISODE_FRAMES

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SeqRecordError
+from seqrecord.loader.frames.trials import check_signature, repeatable
 from seqrecord.store.bfloat16 import as_array
 from seqrecord.store.processes.forks import cached_property
-from seqrecord.store.reading.trials import check_signature, repeatable
 from seqrecord.store.schema import Schema
 from seqrecord.store.text import repr_of
-from seqrecord.store.value_kinds import VALUE_KINDS, ValueKind, ValueName
-
-FrameFunction: TypeAlias = "Callable[[dict[str, Any]], Mapping[str, npt.ArrayLike | str | bytes]]"
-"""Maps a frame's values (arrays, `str`, `bytes`) to the values of clips, with the same dtypes and
-shapes for every frame.
-"""
+from seqrecord.store.value_kinds import VALUE_KINDS, FrameFunction, ValueKind, ValueName
 
 _Transform = TypeVar("_Transform")
 

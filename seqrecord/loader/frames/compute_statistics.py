@@ -12,25 +12,25 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.store.clips.grids import run_bounds
-from seqrecord.store.processes.machine import usable_cores
-from seqrecord.store.reading.array_specs import (
+from seqrecord.loader.frames.array_specs import (
     ArraySpec,
-    FrameFunction,
     add_place,
     apply_transform,
     bind_schema,
     check_arrays,
 )
+from seqrecord.loader.frames.trials import check_signature
+from seqrecord.store.clips.grids import run_bounds
+from seqrecord.store.processes.machine import usable_cores
 from seqrecord.store.reading.contents import Contents, Episodes
 from seqrecord.store.reading.episode import Episode
 from seqrecord.store.reading.filters import EpisodeFilter
-from seqrecord.store.reading.trials import check_signature
 from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.statistics.by_feature import Statistics, num_channels
 from seqrecord.store.statistics.collecting import StatisticsCollector
 from seqrecord.store.storage.parallel import request_threads
 from seqrecord.store.units import Progress, check_integer
+from seqrecord.store.value_kinds import FrameFunction
 
 _SPAN_BYTES = 32 << 20  # decoded frames of one feature in a thread
 _SPAN_FRAMES = 1024  # maximum; a power of two, like the frames in a chunk

@@ -14,30 +14,28 @@ import mmap
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import ClipError, FormatError, SeqRecordError
+from seqrecord.errors import FormatError, SeqRecordError
+from seqrecord.loader.reading.mapped_files import MappedFiles, can_map
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.clips.grids import IntArray, distinct, frame_keys, run_bounds
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.format.pages import page_offsets
 from seqrecord.store.format.rows import WORD, absent_frames
 from seqrecord.store.processes.forks import PerProcess
+from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.raw_frames import FrameRun, RawFrames
 from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.storage.base import Storage, mapped_path_of
-from seqrecord.store.storage.mapped_files import MappedFiles, can_map
-from seqrecord.store.text import repr_of
-
-Verify: TypeAlias = bool | Literal["always"]
-"""Checksums of pages: compared at each read, never, or always, so that no frame is mapped."""
 
 MIN_FRAME_BYTES = 16 << 10
 """Smaller frames are copied to rows: their pages of memory would have other features, too."""
 
+_MAPPED: WeakKeyDictionary[Contents, Mapping[int, MappedFrames]] = WeakKeyDictionary()
 _MAX_STARTS = 1 << 20  # chunks of which the starts of pages are in memory
 _MAX_ABSENT = 1 << 20  # frames without the feature, whose numbers are in memory
 
@@ -293,12 +291,38 @@ class MappedFrames:
         raise self._raw.located(FormatError(problem), row, name)
 
 
-def check_verify(verify: object) -> None:
-    """Raise `ClipError` for a text other than "always"."""
-    if isinstance(verify, str) and verify != "always":
-        raise ClipError(
-            "unknown value of verify", expected='True, False or "always"', got=repr_of(verify)
-        )
+def mapped_frames(contents: Contents) -> Mapping[int, MappedFrames]:
+    """Return the raw frames of a dataset that are mapped, by group.
+
+    Empty without any, and with `verify="always"`. Loaders of one dataset share them.
+    """
+    if (frames := _MAPPED.get(contents)) is None:
+        frames = _MAPPED.setdefault(contents, _map_frames(contents))
+    return frames
+
+
+def _map_frames(contents: Contents) -> dict[int, MappedFrames]:
+    chunks, groups, manifest = contents.chunks, contents.index.groups, contents.manifest
+    features = dict[int, dict[str, FeatureSpec]]()
+    if contents.verify != "always":
+        for number, raw in enumerate(chunks.raw):
+            if specs := mappable(raw, groups[number], contents.features):
+                features[number] = specs
+    if not features:
+        return {}
+    is_used = np.zeros(len(manifest.record_files), np.bool_)
+    for number in features:
+        is_used |= np.bincount(groups[number].file, minlength=len(is_used)) > 0
+    files = {file.path: file.size for file in manifest.record_files}
+    zero_bytes = max(spec.nbytes for specs in features.values() for spec in specs.values())
+    records = MappedRecords.of(contents.storage, files, is_used.tolist(), zero_bytes)
+    if records is None:
+        return {}
+    verify = bool(contents.verify)
+    return {
+        n: MappedFrames(records, chunks.raw[n], groups[n], specs, verify=verify)
+        for n, specs in features.items()
+    }
 
 
 def mappable(raw: RawFrames, table: GroupIndex, features: Schema) -> dict[str, FeatureSpec]:
@@ -329,6 +353,3 @@ def _absent_keys(table: GroupIndex, column: int) -> IntArray:
     gap, bit = absent_frames(gaps, table.num_frames)
     chunk = gaps["chunk"].astype(np.int64)[gap]
     return frame_keys(chunk, WORD * gaps["word"].astype(np.int64)[gap] + bit)
-
-
-__all__ = ["MIN_FRAME_BYTES", "MappedFrames", "MappedRecords", "Verify", "check_verify", "mappable"]

@@ -18,7 +18,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import SeqRecordError
 from seqrecord.store.processes.forks import PerProcess
+from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.storage.base import Storage, StorageWrapper, check_buffers
 from seqrecord.store.storage.ranges import ByteRange, check_wanted, is_unwanted
 
@@ -209,7 +210,7 @@ class _Contents:
             return offset, min(high, next_start, item.stop), None
         direct = self._direct.setdefault(path, np.stack((ends, begins)))
         # Not again what was read for want of room
-        # (tests/store/test_chunk_store.py::test_bytes_read_for_want_of_room_are_not_read_again).
+        # (tests/loader/test_chunk_store.py::test_bytes_read_for_want_of_room_are_not_read_again).
         direct_start, direct_stop = direct[:, piece].tolist()
         start, stop = max(low, int(begins[piece])), min(high, int(ends[piece]))
         if offset >= direct_stop:
@@ -229,7 +230,7 @@ class _Contents:
         if is_short or not self._make_room(stop - start + _ENTRY_BYTES, may_replace):
             return None
         # The system may have less than the limit; nobody may wait for an entry without memory
-        # (tests/store/test_chunk_store.py::test_no_memory_for_an_entry).
+        # (tests/loader/test_chunk_store.py::test_no_memory_for_an_entry).
         with suppress(MemoryError):
             return np.empty(stop - start, np.uint8)
         return None
@@ -448,3 +449,11 @@ _NOTHING = np.zeros(0, np.int64)
 _NO_BYTES = memoryview(b"")
 _NO_DATA = np.zeros(0, np.uint8)
 _FAR = 1 << 62
+
+
+def with_chunk_store(dataset: Dataset) -> Dataset:
+    """Return the dataset with its own store of remote chunks, for a loader."""
+    storage = dataset.contents.storage
+    if isinstance(storage, ChunkStore):
+        storage = storage.inner
+    return Dataset(replace(dataset.contents, storage=ChunkStore(storage)))

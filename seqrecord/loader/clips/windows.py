@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, located
-from seqrecord.store.clips.tables import MAX_LENGTH, MAX_SETTING, IntArray
+from seqrecord.loader.clips.tables import IntArray
+from seqrecord.store.clip_spec import MAX_LENGTH, MAX_SETTING
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import are_names, check, check_integer, is_number, raise_if
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from seqrecord.errors import NotFoundError, StorageError
-from seqrecord.store.storage.mapped_files import MappedFiles, can_map, num_reserved_maps
+from seqrecord.loader.reading.mapped_files import MappedFiles, can_map, num_reserved_maps
 from tests.kit.processes import in_fork
 
 SIZES = (10_000, 0, 4096, 123)

@@ -1,0 +1,1 @@
+"""Values of frames: dtypes and shapes, users' functions, normalization, statistics."""
