@@ -50,6 +50,9 @@ IS_ORIGINAL = "seqrecord.formats.indexing.originals:is_original"
 DEVICE = "seqrecord.cuda.devices:StreamDevice"
 """Class of devices for batches, a `seqrecord.loader.engine.devices.Device`."""
 
+FRAME_CACHE = "seqrecord.frame_cache.frames:FrameFolder"
+"""Class of folders with decoded frames, a `seqrecord.loader.engine.frame_readers.FrameReader`."""
+
 EXTERNAL_FILES = "seqrecord.in_place.original_checks:OriginalFiles"
 """Class of a dataset's external files, see `store.reading.external_files.ExternalFiles`."""
 

@@ -17,7 +17,17 @@ from tests.store.test_golden import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("home")
 
-OPTIONAL = ["companions", "video", "in_place", "cloud", "formats", "robots", "cuda", "tools"]
+OPTIONAL = [
+    "companions",
+    "frame_cache",
+    "video",
+    "in_place",
+    "cloud",
+    "formats",
+    "robots",
+    "cuda",
+    "tools",
+]
 
 USE = """
 import pkgutil, subprocess, sys
@@ -167,6 +177,10 @@ assert clip["image"].shape == (4, 24, 32, 3)
 sources = {name: seqrecord.SeqRecordPipe(path, clip_len=4) for name in ("one", "two")}
 mix = seqrecord.SeqRecordMix(sources, batch_size=2)
 assert {name for batch in mix for name in batch["dataset"]} == {"one", "two"}
+
+if "frame_cache" in lacking:  # loaded by name
+    cache = seqrecord.FrameCache(folder / "frames", "1GiB")
+    check_missing(lambda place: seqrecord.SeqRecordPipe(place, **options, frame_cache=cache), path)
 
 if "cuda" in lacking:  # loaded by name
     for device in ("cuda", "cpu"):

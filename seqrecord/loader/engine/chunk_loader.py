@@ -25,11 +25,16 @@ from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import Arena
 from seqrecord.loader.engine.buffers import Buffers, ChunkBuffers
 from seqrecord.loader.engine.decoding import Fetched, FrameDecoder, Transform
+from seqrecord.loader.engine.frame_readers import (
+    CachedRows,
+    DecodedFrames,
+    FrameReader,
+    frame_reader,
+)
 from seqrecord.loader.engine.group_loads import GroupLoads
 from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import AssignedLoad, Load, RowLoad
-from seqrecord.loader.frame_cache import CachedFrames, CachedRows, FrameFolder
 from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.store.clips.grids import distinct, run_bounds
 from seqrecord.store.reading.chunks import ChunkReader
@@ -75,12 +80,12 @@ class FrameChecks:
 
 @dataclass(frozen=True, eq=False)
 class CachedLoads:
-    """Reads frames of loads from the frame cache, if there is one, and adds decoded ones.
+    """Reads frames of loads from a `FrameReader`, if there is one, and adds decoded ones.
 
     Errors name their chunk. Frames of group `counted` count. `groups` name all features of rows.
     """
 
-    frames: CachedFrames | None
+    frames: DecodedFrames | None
     clip_frames: ClipFrames
     groups: Mapping[int, GroupLoads]
     reader: ChunkReader
@@ -92,7 +97,7 @@ class CachedLoads:
     @classmethod
     def of(
         cls,
-        folder: FrameFolder | None,
+        source: FrameReader | None,
         dataset: Dataset,
         transform: Transform | None,
         leading: int,
@@ -101,8 +106,8 @@ class CachedLoads:
         decoder: FrameDecoder,
         stats: EngineStats,
     ) -> CachedLoads:
-        """The loads of a dataset's frames from a folder, or of transformed ones."""
-        frames = None if folder is None else folder.frames_of(dataset)
+        """The loads of a dataset's frames from a reader, or of transformed ones."""
+        frames = None if source is None else source.frames_of(dataset)
         if transform is not None and frames is not None:
             frames = frames.of_results(leading, transform.specs, transform.cache_key)
         # Frames of one group are counted; its decoded ones too, unless another group leads.
@@ -337,9 +342,9 @@ class ChunkLoader:
         self._buffers, self._stats, self._transform = buffers, stats, transform
         self._leading, self._clip_frames = leading, clip_frames
         self._decoder = FrameDecoder(dataset, leading, transform, num_threads, stats, clip_frames)
-        folder = None if buffers.needs.decoded_there else FrameFolder.of(dataset)
+        source = None if buffers.needs.decoded_there else frame_reader(dataset)
         self._cache = CachedLoads.of(
-            *(folder, dataset, transform, leading, clip_frames, self._groups, self._decoder, stats)
+            *(source, dataset, transform, leading, clip_frames, self._groups, self._decoder, stats)
         )
         # Frames of the leading group count once: where its other features are decoded, if any.
         arena = mapped.get(leading)

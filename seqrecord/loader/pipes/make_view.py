@@ -16,7 +16,6 @@ from seqrecord.loader.clips.frames import UNKNOWN, NearestWindow
 from seqrecord.loader.clips.layouts import episode_layout
 from seqrecord.loader.clips.tables import EpisodeLayout, IntArray
 from seqrecord.loader.engine.arena import FORMS, stacked
-from seqrecord.loader.frame_cache import FrameFolder
 from seqrecord.loader.frames.array_specs import ArraySpec, bind_schema
 from seqrecord.loader.pipes.camera_values import Camera
 from seqrecord.loader.pipes.columns import NO_DRAWS, ClipEpisodes
@@ -33,6 +32,7 @@ from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_sam
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.reading.chunk_store import with_chunk_store
+from seqrecord.store.areas import FRAME_CACHE, load_entry
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.dataset import (
     Dataset,
@@ -129,7 +129,8 @@ def _open(location: DatasetLike, options: ClipOptions) -> tuple[Dataset, ClipOpt
         dataset = skipping_bad_episodes(dataset)
     if (cache := options.frame_cache or FrameCache.from_environment()) is not None:
         folder = local_path(cache.folder, "frame_cache").absolute()
-        dataset = with_attached(dataset, FrameFolder(folder, parse_size(cache.limit)))
+        open_folder = load_entry(FRAME_CACHE)
+        dataset = with_attached(dataset, open_folder(folder, parse_size(cache.limit)))
     if dataset.contents.bad.records and options.table is not None:
         return _without_bad_clips(dataset, options)
     return dataset, options

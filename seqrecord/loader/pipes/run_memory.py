@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from seqrecord.loader.engine.arena import FORMS
+from seqrecord.loader.engine.frame_readers import frame_reader, is_costly
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import FrameRows
-from seqrecord.loader.frame_cache import FrameFolder, is_costly
 from seqrecord.loader.frames.array_specs import clip_nbytes
 from seqrecord.loader.pipes.frame_arrays import bytes_by_group
 from seqrecord.loader.pipes.memory import SMALL, can_stay, check_machine, spare_memory
@@ -229,7 +229,7 @@ class RunNotices:
         if last is None or not last.frames_decoded or stay or self._is_decoding_noted:
             return
         view = planner.view
-        dataset, cache = view.dataset, FrameFolder.of(view.dataset)
+        dataset, cache = view.dataset, frame_reader(view.dataset)
         is_filled = cache is not None and cache.is_filling
         is_any_costly = any(map(is_costly, dataset.features.values()))
         if is_filled or view.transform is not None or not is_any_costly:

@@ -1,6 +1,6 @@
 """Decoded frames on a local disk, for later epochs, processes and trainings.
 
-The files of `loader.frame_files` have the frames of a record file's chunks::
+The files of `frame_cache.files` have the frames of a record file's chunks::
 
     place     what decoding depends on beside the page: shapes, codec, versions of libraries
     identity  of the page
@@ -31,14 +31,14 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.loader.frame_files import FrameEntry, FrameFiles
+from seqrecord.frame_cache.files import FrameEntry, FrameFiles
+from seqrecord.loader.engine.frame_readers import CachedRows, FrameReader, RowPlaces, is_costly
 from seqrecord.loader.frames.array_specs import ArraySpec
-from seqrecord.loader.reading.mapped_files import MappedFiles
 from seqrecord.store.clips.grids import IntArray, run_bounds
 from seqrecord.store.format.index import GroupIndex, Index
 from seqrecord.store.format.page_kinds import page_kind
@@ -62,7 +62,7 @@ _MOST_PAGES = 1 << 12  # whose keys are remembered
 _TAG_DIGITS = 16  # of a record file's digest in the names of files
 
 
-class FrameFolder:
+class FrameFolder(FrameReader):
     """A folder on a local disk with decoded frames of any datasets, up to a limit in bytes.
 
     A loader attaches it to its dataset. Frames that were not used since it was opened make room for
@@ -77,11 +77,6 @@ class FrameFolder:
         )
         self._cache = FrameFiles(folder)
         self._frames = PerProcess(weakref.WeakKeyDictionary[Contents, CachedFrames])
-
-    @classmethod
-    def of(cls, dataset: Dataset) -> FrameFolder | None:
-        """The folder attached to a dataset, if any."""
-        return dataset.contents.attached.get(cls)
 
     @property
     def is_filling(self) -> bool:
@@ -129,27 +124,6 @@ class _Sources(NamedTuple):
     hashed: list[PageKey]
     raw: list[PageKey]
     references: list[Reference]
-
-
-class CachedRows(NamedTuple):
-    """Frames after a lookup: which were read from the cache, bool[n]; which need no decoding, as
-    they were read or lack the feature; and the entries of their chunk rows.
-    """
-
-    read: Bools
-    there: Bools
-    entries: Mapping[int, FrameEntry | None]
-
-    def take(self, index: Any) -> CachedRows:
-        """The frames of an index, a mask or a slice."""
-        return self._replace(read=self.read[index], there=self.there[index])
-
-
-class RowPlaces(Protocol):
-    """Rows of a feature that may be in mapped files."""
-
-    def place(self, rows: IntArray, addresses: IntArray, files: MappedFiles) -> bool:
-        """Place rows at addresses in a mapped file; whether that is possible."""
 
 
 class CachedFrames:
@@ -449,12 +423,6 @@ def _users_of(cache: FrameFiles) -> list[CachedFrames]:
 def _present_frames(table: GroupIndex, row: int, name: str) -> Bools | None:
     """Which frames of a chunk have a feature of its group, bool[frames]; `None` if all have it."""
     return table.present(row, int(table.features[table.schema.position(name)]))
-
-
-def is_costly(spec: FeatureSpec) -> bool:
-    """Whether decoding frames, of a fixed shape, costs several times as much as writing them."""
-    is_costly = page_kind(spec).is_costly(spec) or spec.stored.shape != spec.shape
-    return is_costly and spec.value_kind.constant_nbytes(spec) is not None
 
 
 def _place(spec: FeatureSpec) -> str:
