@@ -27,8 +27,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
+from seqrecord.cloud.cache import CachedStorage
 from seqrecord.errors import ChecksumError, LocationError, StorageError
-from seqrecord.storage import ByteRange, CachedStorage, LocalStorage, Storage
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.datasets import flip, nth_chunk, write_small
 from tests.kit.faults import CountingStorage, FailAt, FaultyStorage, damages_once, fail_calls
 from tests.kit.processes import Fork, busy_threads, in_fork, killed_at

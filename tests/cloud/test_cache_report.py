@@ -19,15 +19,12 @@ import fsspec
 import pytest
 
 import seqrecord
+from seqrecord.cloud.cache import CachedStorage
 from seqrecord.errors import LocationError
-from seqrecord.storage import (
-    ByteRange,
-    CachedStorage,
-    LocalStorage,
-    Storage,
-    StorageWrapper,
-    open_storage,
-)
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.ranges import ByteRange
 from tests.cloud.test_cache import CALLS, Cached, entries, locked
 from tests.kit.clip_data import digests
 from tests.kit.command_line import run

@@ -22,7 +22,9 @@ import pytest
 from seqrecord import errors
 from seqrecord.cloud.objects.azure import AzureContainer
 from seqrecord.errors import AccessError, DeadlineError, StorageError
-from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.url import parse_location
 from tests.kit.services import Azurite
 from tests.kit.services.local_server import Canned, CannedServer, answer
 from tests.kit.services.places import CLOUDS, Place, with_short_waits

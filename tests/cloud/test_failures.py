@@ -22,7 +22,7 @@ from seqrecord.cloud.clients import Clients
 from seqrecord.cloud.failures import call, classify
 from seqrecord.cloud.mounts import MountStorage
 from seqrecord.errors import AccessError, DestinationError, LocationError, TransientError
-from seqrecord.storage import ByteRange
+from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.processes import without_collector
 
 FILE = "az://container/dataset/records/0"

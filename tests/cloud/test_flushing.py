@@ -16,9 +16,10 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter, convert, reindex
+from seqrecord.cloud.remote import FsspecStorage
 from seqrecord.edit import clean, delete_episodes, rename_episodes, rewrite_files
 from seqrecord.errors import ConflictError, DestinationError, TransientError
-from seqrecord.storage import FsspecStorage, Storage
+from seqrecord.store.storage.base import Storage
 from tests.kit.datasets import append, columns, resume, write_episodes
 from tests.kit.faults import CountingStorage, FaultyStorage
 from tests.kit.made_source import MadeSource

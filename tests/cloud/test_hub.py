@@ -22,7 +22,8 @@ from click.testing import CliRunner
 import seqrecord
 from seqrecord import EngineOptions, errors
 from seqrecord.errors import AccessError, DeadlineError, LocationError, NotFoundError, StorageError
-from seqrecord.storage import Storage, fixed_url_of, open_storage
+from seqrecord.store.storage.base import Storage, fixed_url_of
+from seqrecord.store.storage.opening import open_storage
 from tests.kit.clip_data import digests
 from tests.kit.command_line import main, run
 from tests.kit.datasets import write_small

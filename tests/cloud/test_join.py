@@ -13,7 +13,7 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordPipe
 from seqrecord.errors import JoinError, NotFoundError
-from seqrecord.storage import open_storage
+from seqrecord.store.storage.opening import open_storage
 from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.services.moto import Moto
 from tests.kit.services.web_server import WebFolder

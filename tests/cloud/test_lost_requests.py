@@ -18,7 +18,7 @@ import seqrecord
 from seqrecord.cloud.retrying import Retrier, RetryingStorage
 from seqrecord.edit import clean, delete_episodes, merge_datasets, split_episodes
 from seqrecord.errors import AccessError, CommitUnknownError, ConflictError, NotFoundError
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.datasets import append
 from tests.kit.faults import FailAt, FaultyStorage, LosesResponse, abandon, abandonable
 from tests.kit.tiny import loaded

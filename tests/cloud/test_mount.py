@@ -18,7 +18,8 @@ import pytest
 
 from seqrecord import errors
 from seqrecord.cloud.mounts import HandlePool, MountStorage
-from seqrecord.storage import Storage, StorageWrapper, open_storage
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.opening import open_storage
 from tests.kit.faults import fail_calls
 from tests.kit.processes import in_fork, wait_for
 from tests.kit.services import Azurite, Mount, need_mount

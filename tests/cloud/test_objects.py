@@ -20,7 +20,9 @@ import pytest
 import seqrecord
 from seqrecord import EngineOptions, errors
 from seqrecord.cloud.objects import OBJECTS
-from seqrecord.storage import Storage, identity_of, open_storage, parse_location
+from seqrecord.store.storage.base import Storage, identity_of
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.url import parse_location
 from tests.kit.clip_data import digests
 from tests.kit.command_line import fail, run
 from tests.kit.processes import busy_threads, in_fork

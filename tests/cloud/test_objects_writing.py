@@ -14,7 +14,9 @@ import pytest
 import seqrecord
 from seqrecord import convert, errors
 from seqrecord.cloud.clients import RUNTIME
-from seqrecord.storage import Storage, identity_of, open_storage, unwanted_if
+from seqrecord.store.storage.base import Storage, identity_of
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.ranges import unwanted_if
 from tests.kit.made_source import MadeSource
 from tests.kit.processes import in_fork, wait_for
 from tests.kit.services.fault_proxy import FaultProxy, ScriptedFaults, no_lists

@@ -12,7 +12,8 @@ from seqrecord.cloud.objects.azure import AzureContainer
 from seqrecord.cloud.objects.storage import ObjectStorage
 from seqrecord.cloud.settings import StorageSettings, split_options
 from seqrecord.errors import LocationError
-from seqrecord.storage import Storage, StorageWrapper, open_storage
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.opening import open_storage
 from tests.kit.processes import run_python
 
 SECRET = "MARKED-S3CRET"
@@ -175,8 +176,8 @@ def test_options_are_split() -> None:
 
 def test_azure_packages_are_imported_on_first_use() -> None:
     code = (
-        "import seqrecord, sys; seqrecord.storage.open_storage('https://acme.blob.core.windows.net"
-        "/box/p', {'account_key': 'a2V5'}); "
+        "from seqrecord.store.storage.opening import open_storage; import sys; "
+        "open_storage('https://acme.blob.core.windows.net/box/p', {'account_key': 'a2V5'}); "
         "sys.exit(sorted({'obstore', 'adlfs', 'blobfile', 'azure.core'} & set(sys.modules)) or 0)"
     )
     run_python("-c", code)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import seqrecord
+from seqrecord.cloud.remote import FsspecStorage
 from seqrecord.cloud.requests import FsspecReader, check_rate, fill
 from seqrecord.cloud.retrying import Quota, RateLimiter, Retrier, RetryingStorage
 from seqrecord.edit import clean
@@ -29,7 +30,10 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.storage import ByteRange, FsspecStorage, LocalStorage, Storage, open_storage
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.datasets import write_small
 from tests.kit.faults import CountingStorage, FailAt, FailTransiently, Fault, FaultyStorage
 from tests.kit.processes import busy_threads, in_fork, wait_for

@@ -26,7 +26,9 @@ from click.testing import CliRunner
 import seqrecord
 from seqrecord import EngineOptions, SeqRecordError, StorageError
 from seqrecord.errors import AccessError
-from seqrecord.storage import Storage, StorageWrapper, open_storage, parse_location
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.url import parse_location
 from tests.kit.command_line import main
 from tests.kit.made_source import MadeSource
 from tests.kit.services import Azurite, need_azurite

@@ -15,9 +15,11 @@ import pytest
 from seqrecord import errors
 from seqrecord.cloud import uploads
 from seqrecord.cloud.clients import Clients
+from seqrecord.cloud.remote import FsspecStorage
 from seqrecord.cloud.retrying import Retrier
 from seqrecord.cloud.whole import Pieces
-from seqrecord.storage import FsspecStorage, open_storage, unwanted_if
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.ranges import unwanted_if
 from tests.kit.processes import in_fork, run_code
 from tests.store.storage_contract import get, put
 

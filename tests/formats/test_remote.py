@@ -20,7 +20,7 @@ import pytest
 import seqrecord
 from seqrecord import convert, open_source
 from seqrecord.errors import AccessError, SourceError, StorageError
-from seqrecord.storage import open_storage
+from seqrecord.store.storage.opening import open_storage
 from tests.formats.all_cases import made
 from tests.formats.cases import upload
 from tests.formats.format_cases.mcap import recording

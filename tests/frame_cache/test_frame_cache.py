@@ -21,7 +21,7 @@ from seqrecord import FrameCache, FrameTransform, SeqRecordMapDataset, SeqRecord
 from seqrecord.edit import delete_episodes, describe_features, rename_episodes, trim_episodes
 from seqrecord.errors import ClipError, StorageError
 from seqrecord.lerobot import LeRobotDataset
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.clip_data import digest, minimum_memory, no_leaks
 from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.faults import CountingStorage, fail_calls

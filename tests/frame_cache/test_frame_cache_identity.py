@@ -22,7 +22,7 @@ from PIL import Image
 import seqrecord
 from seqrecord import FrameCache, FrameTransform, SeqRecordPipe, SeqRecordWriter
 from seqrecord.edit import delete_episodes, trim_episodes
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.datasets import write_dataset
 from tests.kit.faults import CountingStorage
 from tests.kit.frame_files import damage as change_byte

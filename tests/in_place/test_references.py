@@ -17,7 +17,6 @@ from seqrecord.errors import FormatError, SourceError
 from seqrecord.in_place.externals import ExternalFiles
 from seqrecord.in_place.references import checksum_of_range
 from seqrecord.in_place.remote import RemoteFiles, remote_files
-from seqrecord.storage import LocalStorage, StorageWrapper, open_storage
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.format.references import (
     ExternalFile,
@@ -25,6 +24,9 @@ from seqrecord.store.format.references import (
     list_path,
 )
 from seqrecord.store.reading.home import trust
+from seqrecord.store.storage.base import StorageWrapper
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.opening import open_storage
 from tests.formats.cases import upload
 from tests.formats.test_source_contract import everything
 from tests.store.test_references import FOLDER_REFERENCE

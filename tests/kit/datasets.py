@@ -25,7 +25,7 @@ import seqrecord
 from seqrecord import Dataset, EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
 from seqrecord.errors import NotFoundError
 from seqrecord.sources import Gop
-from seqrecord.storage import StorageLike
+from seqrecord.store.storage.opening import StorageLike
 
 Frame = dict[str, Any]
 """Values by feature."""

@@ -14,16 +14,9 @@ from weakref import WeakKeyDictionary
 
 from seqrecord import SeqRecordWriter
 from seqrecord.errors import StorageError, TransientError
-from seqrecord.storage import (
-    ByteRange,
-    FileInfo,
-    Storage,
-    StorageLike,
-    StorageWrapper,
-    Unfinished,
-    Upload,
-    open_storage,
-)
+from seqrecord.store.storage.base import FileInfo, Storage, StorageWrapper, Unfinished, Upload
+from seqrecord.store.storage.opening import StorageLike, open_storage
+from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.processes import own_threads, wait_for
 
 if TYPE_CHECKING:

@@ -25,8 +25,9 @@ from seqrecord import (
     SeqRecordMix,
     SeqRecordPipe,
 )
-from seqrecord.storage import Storage, open_storage
 from seqrecord.store.clips.rigs import image_poses, pose_matrices
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.opening import open_storage
 from tests.formats.cases import index_source
 from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.faults import CountingStorage

@@ -22,16 +22,12 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import SeqRecordMapDataset, SeqRecordPipe
+from seqrecord.cloud.cache import CachedStorage
 from seqrecord.errors import StorageError, TransientError
 from seqrecord.loader.reading.chunk_store import ChunkStore
-from seqrecord.storage import (
-    ByteRange,
-    CachedStorage,
-    Storage,
-    StorageWrapper,
-    open_storage,
-    unwanted_if,
-)
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.ranges import ByteRange, unwanted_if
 from tests.kit.clip_data import minimum_memory, no_leaks
 from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.faults import CountingStorage, FaultyStorage, damages_once

@@ -25,7 +25,9 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe
 from seqrecord.errors import ChecksumError, MemoryLimitError
-from seqrecord.storage import LocalStorage, Storage, StorageLike, StorageWrapper
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.opening import StorageLike
 from tests.kit.clip_data import (
     LARGE,
     SMALL,

@@ -16,7 +16,8 @@ import torch
 import seqrecord
 from seqrecord import SeqRecordIterableDataset
 from seqrecord.errors import ResourceError
-from seqrecord.storage import LocalStorage, Storage
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.clip_data import check_clip, expected_frame, no_leaks, possible_clips
 from tests.kit.faults import FaultyStorage
 from tests.kit.made_source import MadeSource

@@ -25,7 +25,7 @@ from seqrecord import (
 )
 from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.samples import every
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.clip_data import (
     LENGTHS,
     check_clip,

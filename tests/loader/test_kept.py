@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import ClipError, Dataset, FeatureSpec, Schema, SeqRecordMapDataset
 from seqrecord.errors import ChecksumError, StorageError
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.datasets import columns, damage, write_dataset, written_once
 from tests.kit.faults import CountingStorage
 

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import CenterCrop, SeqRecordMapDataset, SeqRecordMix, SeqRecordPipe
 from seqrecord.errors import ChecksumError, ClipError, StorageError
-from seqrecord.storage import ByteRange, LocalStorage
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.clip_data import digests, no_leaks
 from tests.kit.processes import in_fork
 

@@ -27,7 +27,8 @@ from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.memory import CONSUMER, FrameSizes, MemoryPlan, MemoryRequest
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.samples import every
-from seqrecord.storage import LocalStorage, StorageWrapper
+from seqrecord.store.storage.base import StorageWrapper
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.clip_data import (
     effective_arguments,
     minimum_memory,

@@ -33,8 +33,8 @@ from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_b
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.memory import FrameSizes, MemoryRequest
 from seqrecord.loader.sampling.runs import Shard
-from seqrecord.storage import LocalStorage
 from seqrecord.store.processes.machine import process_memory
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.clip_data import minimum_memory, names
 from tests.kit.datasets import write_dataset, written_once
 from tests.kit.faults import CountingStorage

@@ -29,7 +29,7 @@ from seqrecord import (
 )
 from seqrecord.errors import ClipError, SchemaError, StateError
 from seqrecord.lerobot import LeRobotDataset
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.clip_data import digests, names, resumed
 from tests.kit.command_line import run
 from tests.kit.datasets import columns, write_dataset

@@ -26,7 +26,9 @@ from seqrecord.loader.engine.arena import Arena
 from seqrecord.loader.engine.batches import Channel, ClosedError, OpenBatch
 from seqrecord.loader.engine.run import Scheduler
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper, unwanted_if
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.ranges import ByteRange, unwanted_if
 from tests.kit.clip_data import effective_arguments, no_leaks
 from tests.kit.datasets import columns, noise, write_dataset, written_once
 from tests.kit.faults import Fault, FaultyStorage
@@ -435,7 +437,7 @@ def report():
 import torch
 import seqrecord
 from seqrecord import SeqRecordError, SeqRecordPipe
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from seqrecord.store.storage.ranges import check_wanted
 
 def is_wanted(path):

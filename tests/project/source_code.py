@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "seqrecord"
 TESTS = Path(__file__).parents[1]
 PUBLIC_FILES = {
     "__init__", "__main__", "cli", "edit", "export", "lerobot", "samples", "sources", "statistics",
-    "storage", "types", "viewer",
+    "types", "viewer",
 }  # fmt: skip
 """Files of public names beside the parts, which import at first use. `errors` and `version` are
 public too, but belong to the store."""

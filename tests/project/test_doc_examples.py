@@ -437,7 +437,7 @@ def test_the_jax_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 # `DataLoader` and the example's own object.
 
 MODULES = [  # `make quick` runs the first one
-    *(f"seqrecord.{name}" for name in ("storage", "edit", "sources", "export", "statistics")),
+    *(f"seqrecord.{name}" for name in ("edit", "sources", "export", "statistics")),
     *(f"seqrecord.{name}" for name in ("errors", "types", "lerobot")),
     "seqrecord",
 ]

@@ -39,6 +39,7 @@ from pathlib import Path
 
 import numpy as np
 import seqrecord
+from seqrecord.store.storage.opening import open_storage
 
 folder, lacking, dependent = Path(sys.argv[1]), sys.argv[2].split(), sys.argv[3].split()
 assert Path(seqrecord.__file__).is_relative_to(folder), seqrecord.__file__
@@ -102,7 +103,7 @@ if "cloud" in lacking:  # loaded by name
         *((f"{scheme}://bucket/records", {}) for scheme in ("az", "s3", "gs", "hf", "sftp")),
         *((folder / "records", options) for options in (local, {**local, **cache})),
     ):
-        for call in (seqrecord.open, seqrecord.storage.open_storage):
+        for call in (seqrecord.open, open_storage):
             check_missing(partial(call, **options), place)
 
 if "tools" not in lacking:

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seqrecord import FeatureSpec, Schema
-from seqrecord.storage import LocalStorage
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.store.format.manifest import (
@@ -24,6 +23,7 @@ from seqrecord.store.format.manifest import (
 )
 from seqrecord.store.format.pages import ALIGNMENT, chunk_bytes
 from seqrecord.store.format.rows import GAP_ROW
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.tiny import loaded
 
 _ZSTD = ({"id": "zstd", "level": 1},)

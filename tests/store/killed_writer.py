@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord import SeqRecordWriter
-from seqrecord.storage import Storage, open_storage
 from seqrecord.store.reading.index_building import complete_episodes
 from seqrecord.store.reading.metadata import read_footers
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.opening import open_storage
 from tests.kit.made_source import MadeSource
 from tests.kit.services.fault_proxy import FaultProxy, Request
 from tests.kit.services.places import with_short_waits

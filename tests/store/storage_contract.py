@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 
 from seqrecord import errors
-from seqrecord.storage import (
-    ByteRange,
+from seqrecord.store.storage.base import (
     Storage,
     StorageWrapper,
     Unfinished,
     entries_of,
     identity_of,
-    open_storage,
+    upload_limits_of,
 )
-from seqrecord.store.storage.base import upload_limits_of
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.processes import wait_for
 
 PATH = "records/00000-ab.seqrec"

@@ -14,7 +14,7 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordWriter
 from seqrecord.errors import AccessError, DestinationError, NotFoundError
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from seqrecord.store.storage.ranges import check_wanted
 from tests.kit.datasets import append, columns, noise, write_episodes
 from tests.kit.faults import Failure, FaultyStorage, Operation

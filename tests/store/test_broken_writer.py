@@ -19,7 +19,8 @@ import seqrecord
 from seqrecord import SeqRecordRecorder, SeqRecordWriter, convert
 from seqrecord.edit import clean
 from seqrecord.errors import DestinationError, FrameError, SeqRecordError, SourceError, StorageError
-from seqrecord.storage import LocalStorage, open_storage
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.opening import open_storage
 from tests.kit.command_line import main
 from tests.kit.datasets import append, lengths_of, numbered, resume, write_dataset, write_episodes
 from tests.kit.faults import FailAt, FaultyStorage, abandon, small_writer

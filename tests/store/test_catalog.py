@@ -18,8 +18,10 @@ import seqrecord
 from seqrecord import SeqRecordWriter, convert, errors, reindex
 from seqrecord.edit import clean
 from seqrecord.errors import StateError
-from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper
 from seqrecord.store.format.manifest import put_manifest, read_manifest, read_tagged
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.datasets import contents, lengths_of, record_files, write_dataset, write_episodes
 from tests.kit.faults import abandon, small_writer
 from tests.kit.made_source import MadeSource

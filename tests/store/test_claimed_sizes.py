@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import FeatureSpec, FormatError, SeqRecordWriter, open_source
 from seqrecord.errors import SourceError
-from seqrecord.storage import LocalStorage, StorageWrapper
 from seqrecord.store.format.footer import MAX_FOOTER_BYTES, parse_footer
 from seqrecord.store.format.manifest import (
     MAX_MANIFEST_BYTES,
@@ -39,6 +38,8 @@ from seqrecord.store.format.text import MAX_JSON_DEPTH, MAX_METADATA_LENGTH, par
 from seqrecord.store.json_object import MAX_JSON_VALUES
 from seqrecord.store.reading.index_building import absent_chunks
 from seqrecord.store.reading.metadata import map_file
+from seqrecord.store.storage.base import StorageWrapper
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.clip_data import peak_of
 from tests.kit.command_line import run
 from tests.kit.lerobot_data import write_v21

@@ -16,7 +16,7 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordRecorder, SeqRecordWriter
 from seqrecord.errors import DestinationError
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.datasets import NUMBERED, append, frame, lengths_of, numbered, write_episodes
 from tests.kit.faults import CreateGate, FaultyStorage
 from tests.kit.processes import in_fork, wait_for

@@ -18,8 +18,9 @@ import pytest
 import seqrecord
 from seqrecord import SeqRecordWriter, reindex
 from seqrecord.errors import ConflictError, DestinationError, FrameError, StorageError
-from seqrecord.storage import LocalStorage, Upload
 from seqrecord.store.format.text import MAX_METADATA_LENGTH, is_truncated, mark_truncated
+from seqrecord.store.storage.base import Upload
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.datasets import append, columns, flip, record_files, resume, write_episodes
 from tests.kit.faults import FailAt, FaultyStorage, abandon, abandonable
 from tests.kit.processes import join_commits

@@ -16,7 +16,8 @@ watch()
 import numpy as np
 import seqrecord
 from seqrecord import Seconds, SeqRecordMapDataset, SeqRecordIterableDataset
-from seqrecord.storage import LocalStorage, Storage
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.local import LocalStorage
 from seqrecord.store.storage.parallel import ParallelStorage
 from seqrecord.cloud.retrying import RetryingStorage
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from seqrecord import FeatureSpec, FormatError, Schema
 from seqrecord.errors import NotFoundError
-from seqrecord.storage import LocalStorage
 from seqrecord.store.checksum import Buffer, combined_crc32c, crc32c
 from seqrecord.store.format import manifest
 from seqrecord.store.format.encoded_pages import table_bytes
@@ -42,6 +41,7 @@ from seqrecord.store.format.rows import (
     num_absent,
     present_frames,
 )
+from seqrecord.store.storage.local import LocalStorage
 
 _MAGIC = b"\x89SQREC\r\n"
 _ID = bytes(range(16))

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 
 from seqrecord import FormatError, NotFoundError, StorageError
-from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.format.index import Index
 from seqrecord.store.reading.metadata import MapSizes, map_file
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.datasets import write_small
 from tests.kit.faults import CountingStorage
 from tests.kit.processes import run_code, run_python
@@ -148,7 +149,7 @@ _OPEN = """
 import json, sys, time
 import pyarrow.compute
 import seqrecord
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from seqrecord.store.storage.base import StorageWrapper
 
 def status(name):

@@ -17,8 +17,10 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordIterableDataset, SeqRecordMix
+from seqrecord.cloud.cache import CachedStorage
 from seqrecord.errors import StorageError
-from seqrecord.storage import CachedStorage, LocalStorage, Storage
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.datasets import columns, write_dataset
 from tests.kit.processes import in_fork
 from tests.kit.video_file_data import pictures, write_video

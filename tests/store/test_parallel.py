@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import NotFoundError, StorageError
-from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.local import LocalStorage
 from seqrecord.store.storage.parallel import ParallelStorage
-from seqrecord.store.storage.ranges import check_wanted, coalesce, plan, unwanted_if
+from seqrecord.store.storage.ranges import ByteRange, check_wanted, coalesce, plan, unwanted_if
 from tests.kit.processes import own_threads, without_collector
 from tests.store.storage_contract import DATA, PATH, StorageContract, get, put
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from seqrecord.errors import ConflictError, NotFoundError, StorageError, TransientError
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from seqrecord.store.storage.local_replacing import put_file
 from tests.kit.faults import fail_calls
 from tests.kit.power_loss import Disk, Record

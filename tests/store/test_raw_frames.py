@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import Dataset, FeatureSpec, SeqRecordPipe, verify
+from seqrecord.cloud.cache import CachedStorage
 from seqrecord.errors import ChecksumError, CodecError
-from seqrecord.storage import ByteRange, CachedStorage, LocalStorage, Storage, StorageWrapper
 from seqrecord.store.format.pages import aligned, slice_frames
 from seqrecord.store.reading.chunk_sizes import (
     chunk_bytes,
     max_chunk_bytes,
     overlapping_chunk_bytes,
 )
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.clip_data import LARGE, LENGTHS, check_clip, possible_clips, write_numbered
 from tests.kit.datasets import columns, damage, flip, nth_page, write_dataset, written_once
 from tests.kit.faults import CountingStorage, damages_once

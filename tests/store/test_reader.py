@@ -20,7 +20,7 @@ import pytest
 import seqrecord
 from seqrecord import ClipError, ClipSpec, Dataset, NotFoundError, StorageError
 from seqrecord.errors import ChecksumError, SchemaError
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.datasets import (
     EPISODES,
     SmallFrame,

@@ -16,8 +16,8 @@ import seqrecord
 import seqrecord.types
 from seqrecord import SeqRecordWriter
 from seqrecord.errors import DestinationError, FormatError, NotFoundError, StorageError
-from seqrecord.storage import LocalStorage
 from seqrecord.store.checksum import crc32c
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.command_line import main
 from tests.kit.datasets import append, contents, write_dataset, write_episodes
 from tests.kit.faults import abandon, abandonable

@@ -19,17 +19,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.utils import infer_storage_options
 
 from seqrecord import errors
-from seqrecord.storage import (
-    ByteRange,
-    FsspecStorage,
-    LocalStorage,
-    Storage,
-    entries_of,
-    open_storage,
-)
+from seqrecord.cloud.remote import FsspecStorage
 from seqrecord.store.processes.system import reserve, sync
+from seqrecord.store.storage.base import Storage, entries_of
 from seqrecord.store.storage.folder import in_folder
-from seqrecord.store.storage.local import find_remote_mount
+from seqrecord.store.storage.local import LocalStorage, find_remote_mount
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.faults import CountingStorage
 from tests.kit.processes import busy_threads, in_fork
 from tests.store.storage_contract import DATA, PATH, StorageContract, get, names, put

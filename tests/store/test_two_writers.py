@@ -18,8 +18,9 @@ import seqrecord
 from seqrecord import SeqRecordWriter, reindex, verify
 from seqrecord.edit import add_feature, clean, delete_episodes, drop_features, split_dataset
 from seqrecord.errors import ConflictError, DestinationError, NotFoundError, StorageError
-from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.store.format.manifest import MANIFEST, Manifest, read_manifest
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.datasets import append, contents, frame, keys_of, numbered, write_episodes
 from tests.kit.faults import CountingStorage, FaultyStorage, Operation, abandon
 from tests.kit.faults import small_writer as writer

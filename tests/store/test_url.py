@@ -12,7 +12,7 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.edit import clean
 from seqrecord.errors import LocationError
-from seqrecord.storage import parse_location
+from seqrecord.store.storage.url import parse_location
 from tests.kit.command_line import run
 from tests.kit.datasets import write_dataset, write_small
 

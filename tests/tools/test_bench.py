@@ -26,7 +26,9 @@ from seqrecord import (
     bench,
 )
 from seqrecord.errors import MemoryLimitError
-from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper
+from seqrecord.store.storage.base import Storage, StorageWrapper
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.ranges import ByteRange
 from seqrecord.tools.profiler.advice import Sizes, advise
 from seqrecord.tools.profiler.bench import BenchOptions, measure
 from seqrecord.types import FeatureSummary, Progress, StepTimes

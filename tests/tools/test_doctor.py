@@ -16,7 +16,7 @@ import pytest
 
 import seqrecord
 from seqrecord.errors import AccessError, SourceError
-from seqrecord.storage import open_storage
+from seqrecord.store.storage.opening import open_storage
 from seqrecord.tools.doctor.doctor import examine
 from seqrecord.tools.doctor.doctor_report import DoctorReport, Findings
 from tests.formats.cases import upload

@@ -15,8 +15,8 @@ import pytest
 import seqrecord
 from seqrecord import Episode, NotFoundError, SeqRecordError, SeqRecordWriter, edit
 from seqrecord.errors import ClipError, ConflictError, FrameError, SchemaError, SourceError
-from seqrecord.storage import LocalStorage
 from seqrecord.store.reading.index_building import build_index
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.command_line import run
 from tests.kit.datasets import (
     Frame,

@@ -26,7 +26,9 @@ from seqrecord.errors import (
     SchemaError,
     StorageError,
 )
-from seqrecord.storage import LocalStorage, Storage, open_storage
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.opening import open_storage
 from tests.kit.datasets import (
     EPISODES,
     append,

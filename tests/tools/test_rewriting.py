@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordWriter, edit, open_source
 from seqrecord.errors import ChecksumError, ConflictError
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from seqrecord.types import Progress
 from tests.kit import command_line
 from tests.kit.datasets import columns, flip, record_files, write_dataset

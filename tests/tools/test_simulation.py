@@ -13,10 +13,10 @@ import pytest
 
 from seqrecord.cloud.retrying import RetryingStorage
 from seqrecord.errors import ConflictError
-from seqrecord.storage import Storage
 from seqrecord.store.format.manifest import MANIFEST, VERSIONS, read_manifest
 from seqrecord.store.reading import dataset, index_building
 from seqrecord.store.reading.versions import kept_versions, open_version
+from seqrecord.store.storage.base import Storage
 from seqrecord.store.writing import committing, record_files, recovery
 from seqrecord.tools.edit import cleaning
 from tests.store.storage_contract import StorageContract

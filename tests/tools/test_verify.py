@@ -15,7 +15,7 @@ import pytest
 import seqrecord
 from seqrecord import FormatError, NotFoundError, StorageError, edit, reindex, verify
 from seqrecord.errors import ChecksumError, CodecError
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from seqrecord.types import Progress
 from tests.kit.datasets import columns, flip, nth_chunk, write_dataset, write_small
 from tests.kit.faults import damages_once

@@ -32,7 +32,7 @@ from seqrecord.edit import (
     trim_episodes,
 )
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
-from seqrecord.storage import LocalStorage
+from seqrecord.store.storage.local import LocalStorage
 from tests.kit.command_line import run
 from tests.kit.datasets import columns, contents, write_dataset
 from tests.kit.faults import FailAt, FaultyStorage

@@ -36,8 +36,10 @@ from seqrecord.lerobot import LeRobotDataset
 from seqrecord.robots.lerobot.dataset import has_all_files, index_tolerance
 from seqrecord.robots.lerobot.marking import STORAGE_FORMAT
 from seqrecord.robots.lerobot.meta_folder import kept_folder
-from seqrecord.storage import Storage, entries_of, open_storage, parse_location
 from seqrecord.store.format.manifest import MANIFEST
+from seqrecord.store.storage.base import Storage, entries_of
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.url import parse_location
 
 __all__ = ["DATASET_READER", "SeqRecordReader", "address", "localize_root"]
 

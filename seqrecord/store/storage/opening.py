@@ -38,7 +38,7 @@ def open_storage(
     `MissingPackageError` for a URL, a mount, options or a cache without the part `cloud`.
 
     Example:
-        storage = seqrecord.storage.open_storage("records/")
+        storage = open_storage("records/")
         data, digest = storage.read_whole("manifest.json", limit=64 << 20)
         print(storage.size("manifest.json"), digest)
     """

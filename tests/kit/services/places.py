@@ -13,8 +13,8 @@ import pytest
 from seqrecord.cloud.objects.storage import ObjectStorage
 from seqrecord.cloud.retrying import Retrier, RetryingStorage
 from seqrecord.cloud.whole import WholeFileStorage
-from seqrecord.storage import Storage, StorageWrapper, open_storage
-from seqrecord.store.storage.base import UploadLimits
+from seqrecord.store.storage.base import Storage, StorageWrapper, UploadLimits
+from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.storage.parallel import ParallelStorage
 from tests.kit.services import Azurite, Moto
 from tests.kit.services.gcs_stub import GcsStub

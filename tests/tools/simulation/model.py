@@ -21,9 +21,11 @@ from weakref import WeakValueDictionary
 
 from seqrecord import errors
 from seqrecord.errors import NotFoundError, TransientError
-from seqrecord.storage import ByteRange, FileInfo, Unfinished, Upload
 from seqrecord.store.checksum import Buffer
 from seqrecord.store.storage.base import (
+    FileInfo,
+    Unfinished,
+    Upload,
     UploadLimits,
     check_buffers,
     check_path,
@@ -31,6 +33,7 @@ from seqrecord.store.storage.base import (
     short_read,
     too_large,
 )
+from seqrecord.store.storage.ranges import ByteRange
 
 _T = TypeVar("_T")
 
