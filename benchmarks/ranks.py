@@ -1,16 +1,17 @@
-"""How well the batches of several ranks are mixed: `python -m benchmarks.ranks [CASE …]`.
+"""How well the loaders of several ranks mix: `python -m benchmarks.ranks [CASE …] [--write]`.
 
 Writes small datasets to a temporary folder, and iterates over the loaders of 1, 2 and 8 ranks with
-default settings. For each case: episodes in a full batch of epoch 0 and of the later ones, divided
-by those of a full shuffle of the dataset; decoded frames of all ranks (of video with the frames
-since the keyframe) for each frame of the dataset, in the epoch that decodes most.
+default settings. For each case and number of ranks: figures of `benchmarks.mixing`, of epoch 0 and
+of the later ones, and the frames that loaders decode (of video with the frames since the keyframe)
+for each frame of the dataset, in the epoch that decodes most. `--write` writes the table into
+ORDER.md. All cases take about ten minutes on one core.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,15 @@ from typing import Any
 import numpy as np
 
 import seqrecord
+from benchmarks.mixing import EpochRows, Mixing, mean
+from benchmarks.mixing import measure as measure_rows
+from benchmarks.prose import write as write_block
+from benchmarks.tartanair.shuffle_quality import PAGE, commit_line
+from benchmarks.timing import markdown
 from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter
 from seqrecord.samples import Samples, every
 
-__all__ = ["CASES", "Case", "Mixing", "measure", "write"]
+__all__ = ["CASES", "Case", "Figures", "measure", "write"]
 
 RANKS = (1, 2, 8)
 EPOCHS = 3
@@ -43,11 +49,11 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Mixing:
-    """Episodes in a batch, in parts of a full shuffle's, and decodes of each frame."""
+class Figures:
+    """Mixing of the first and of the later epochs, and decodes of each frame."""
 
-    first_epoch: float
-    later_epochs: float
+    first: Mixing
+    later: Mixing
     decodes: float
 
 
@@ -101,11 +107,10 @@ def write(case: Case, folder: Path) -> seqrecord.Dataset:
     return seqrecord.open(folder, verify="always")
 
 
-def measure(case: Case, dataset: seqrecord.Dataset, ranks: int, epochs: int = EPOCHS) -> Mixing:
+def measure(case: Case, dataset: seqrecord.Dataset, ranks: int, epochs: int = EPOCHS) -> Figures:
     """Iterate over the loaders of all ranks."""
-    episodes = np.zeros((epochs, 2))  # in batches, and batches
     decodes = np.zeros(epochs)
-    counts = np.zeros((epochs, len(case.lengths)), np.int64)
+    batches: list[list[tuple[int, int, int, int]]] = [[] for _ in range(epochs)]
     for rank in range(ranks):
         pipe = SeqRecordPipe(
             dataset,
@@ -117,43 +122,51 @@ def measure(case: Case, dataset: seqrecord.Dataset, ranks: int, epochs: int = EP
             **case.options,
         )
         for epoch in range(epochs):
-            for batch in pipe:
-                numbers = np.array([int(key) for key in batch["episode"]])
-                np.add.at(counts[epoch], numbers, 1)
-                if len(numbers) == case.batch_size:
-                    episodes[epoch] += len(set(numbers.tolist())), 1
+            for step, batch in enumerate(pipe):
+                for key, start in zip(batch["episode"], batch["start"], strict=True):
+                    batches[epoch].append((step, rank, int(key), int(start)))
             stats = pipe.stats()
             decodes[epoch] += stats["video_frames_decoded"] or stats["frames_decoded"]
-    parts = counts / counts.sum(axis=1, keepdims=True)
-    full = (1 - (1 - parts) ** case.batch_size).sum(axis=1)
-    found = episodes[:, 0] / episodes[:, 1] / full
+    mixings = []
+    for clips in batches:
+        step, rank_of, episode, start = np.array(clips, np.int64).T
+        rows = EpochRows(step, rank_of, episode, start)
+        mixings.append(measure_rows(rows, case.lengths, case.clip_len))
     most = float(decodes.max()) / sum(case.lengths)
-    return Mixing(float(found[0]), float(found[1:].mean()), most)
+    return Figures(mixings[0], mean(mixings[1:]), most)
 
 
-def rows(cases: Sequence[Case]) -> Iterator[str]:
-    """Lines of the table, as they are measured."""
-    yield "| case | " + " | ".join(f"{n} ranks: epoch 0, later, decodes" for n in RANKS) + " |"
-    yield "|---" * (1 + len(RANKS)) + "|"
+def table(cases: Sequence[Case]) -> str:
+    """Figures in parts of a full shuffle's: epoch 0, later."""
+    columns = ["case", "ranks", "step", "rank", "last steps", "phase", "neighbours", "decodes"]
+    names = ("step_episodes", "rank_episodes", "tail_episodes", "phase", "neighbours")
+    lines = []
     for case in cases:
-        cells = [case.name]
         with tempfile.TemporaryDirectory() as folder:
             dataset = write(case, Path(folder) / "records")
             for ranks in RANKS:
                 found = measure(case, dataset, ranks)
-                cells.append(
-                    f"{found.first_epoch:.2f}, {found.later_epochs:.2f}, {found.decodes:.3f}"
-                )
+                cells = [
+                    ", ".join(f"{getattr(m, name).ratio:.2f}" for m in (found.first, found.later))
+                    for name in names
+                ]
+                lines.append([case.name, str(ranks), *cells, f"{found.decodes:.3f}"])
             dataset.close()
-        yield "| " + " | ".join(cells) + " |"
+    return markdown(columns, lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ranks")
     parser.add_argument("case", nargs="*", help="parts of names of cases; by default all")
-    wanted = parser.parse_args(arguments).case
-    for line in rows([one for one in CASES if not wanted or any(w in one.name for w in wanted)]):
-        print(line, flush=True)
+    parser.add_argument("--write", action="store_true", help="write ORDER.md")
+    options = parser.parse_args(arguments)
+    if options.case and options.write:
+        parser.error("--write measures all cases")
+    chosen = [c for c in CASES if not options.case or any(part in c.name for part in options.case)]
+    found = table(chosen)
+    print(found)
+    if options.write:
+        write_block(PAGE, "ranks", f"{commit_line()}\n\n{found}\n")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ __all__ = [
     "Results",
     "answer",
     "commit",
+    "commit_of_code",
     "digests",
     "drop_page_cache",
     "files_of",
@@ -87,6 +88,14 @@ def commit() -> str:
         return subprocess.check_output(command, cwd=ROOT, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def commit_of_code() -> str:
+    """Like `commit`, but pages that a command has written do not make it `-dirty`."""
+    found = commit()
+    command = ["git", "diff", "--quiet", "HEAD", "--", "*.py"]
+    is_clean = found != "unknown" and not subprocess.run(command, cwd=ROOT, check=False).returncode
+    return found.removesuffix("-dirty") if is_clean else found
 
 
 def digests(paths: Iterable[str]) -> dict[str, str]:

@@ -1,192 +1,464 @@
-"""How well default settings mix batches: `python -m benchmarks.tartanair.default_mixing [--write]`.
+"""How well default settings mix: `python -m benchmarks.tartanair.default_mixing [SET …] [--write]`.
 
-For small frames and TartanAir's features, by batch size, in one shard and in eight: episodes per
-batch and clips of its batch that a clip overlaps, compared with a full shuffle of the shard's
-clips; frames loaded over distinct frames; memory. `--write` writes the table into ORDER.md, which a
-test compares. Computes with integers only; reads no data.
+For sets of recordings, by ranks, workers and batch size: figures of `benchmarks.mixing`, which
+compare steps with a full shuffle of the dataset, and memory. `--write` writes the tables into
+ORDER.md and docs/order.md. Plans only, from lengths, and reads no data: all sets take about a
+minute on one core.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from benchmarks.mixing import EpochRows, Figure, Mixing, measure
 from benchmarks.prose import write as write_block
-from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, PAGE, batch_quality
-from seqrecord.loader.clips.tables import EpisodeLayout, enumerate_clips
+from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, PAGE, commit_line
+from benchmarks.timing import markdown
+from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
-from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.memory import FrameSizes, MemoryRequest, usual_limit
-from seqrecord.loader.sampling.runs import Shard
+from seqrecord.loader.sampling.fixed_shards import shard_frames
+from seqrecord.loader.sampling.memory import FrameSizes, MemoryPlan, MemoryRequest, usual_limit
+from seqrecord.loader.sampling.plan import Plan, order_of
+from seqrecord.loader.sampling.runs import Shard, Window
 from seqrecord.store.clip_spec import ClipSpec
-from seqrecord.store.clips.grids import ChunkGrid
+from seqrecord.store.clips.grids import ChunkGrid, IntArray
 
-__all__ = ["CASES", "Case", "Mixing", "measured", "table"]
+__all__ = [
+    *("CASES", "Case", "Group", "Job", "PlannedEpoch", "Row"),
+    *("measured", "plan_epoch", "rows_of", "shortfalls", "summary", "table"),
+]
 
-SPAN = 16
+DOCS = "docs/order.md"
 PIXELS = 480 * 640
-FIVE = (3 + 4 + 8 + 1) * PIXELS  # bytes of a frame: image, depth, flow, mask
+RGB = 3 * PIXELS
+SQUARE = 3 * 224 * 224
 POSE = 28
+FIVE = (3 + 4 + 8 + 1) * PIXELS  # image, depth, flow, mask
+WORKER_BATCH = 64
+WORKER_LIMIT = 4 << 30  # the default of 16 workers refuses such batches of long clips
+SMALL = 1 << 16  # bytes of a frame that is kept in memory whatever its codec
+PIECE = 32  # frames of video that are decoded at once
+DECODER = 9  # frames that a decoder of video holds
+IMAGE, PACKET = 1 / 2, 1 / 100  # bytes of an encoded image and of a packet in those of a frame
+
+
+@dataclass(frozen=True)
+class Group:
+    """Features in chunks of their own.
+
+    Attributes:
+        nbytes: bytes of a frame.
+        chunk: frames of a chunk, of video a multiple of `gop`.
+        gop: frames from a keyframe to the next one; 1: encoded images, 0: raw frames.
+    """
+
+    nbytes: int
+    chunk: int
+    gop: int = 0
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a stored chunk."""
+        part = PACKET if self.gop > 1 else (1.0, IMAGE)[self.gop]
+        return round(self.chunk * self.nbytes * part)
+
+    @property
+    def decoder_bytes(self) -> int:
+        """Bytes of a decoder that decodes in order."""
+        return DECODER * self.nbytes * (self.gop > 1)
+
+    @property
+    def stays_open(self) -> bool:
+        """Whether a cursor keeps a chunk and its decoder, and decodes pieces of it."""
+        return self.gop > 1 and self.chunk > PIECE
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of a frame in memory, with those of its cursor's open chunk."""
+        opened = -(-(self.chunk_bytes + self.decoder_bytes) // PIECE)
+        return self.nbytes + opened * self.stays_open
+
+    def grid(self, number: int, lengths: IntArray) -> ChunkGrid:
+        """The group's chunks in episodes of these lengths."""
+        counts = -(-lengths // self.chunk)
+        sizes = np.full(len(lengths), self.chunk, np.int64)
+        places = np.cumsum(counts) - counts
+        unit = max(1, self.gop)
+        grid = ChunkGrid(sizes, places, number, by_frame=self.gop == 0, unit_frames=unit)
+        return grid.in_pieces(lengths, PIECE) if self.gop > 1 else grid
+
+
+@dataclass(frozen=True)
+class Job:
+    """Loaders that share an epoch.
+
+    Attributes:
+        batch_size: clips of a batch.
+        ranks: number of ranks.
+        workers: DataLoader workers of each rank; 0 for none.
+        memory_limit: bytes of each process; by default those that the loader chooses.
+    """
+
+    batch_size: int
+    ranks: int = 1
+    workers: int = 0
+    memory_limit: int | None = None
+
+    @property
+    def num_shards(self) -> int:
+        """Number of processes that read clips."""
+        return self.ranks * max(1, self.workers)
+
+    def __str__(self) -> str:
+        return f"{self.workers} workers" if self.workers else f"{self.ranks}"
 
 
 @dataclass(frozen=True)
 class Case:
-    """Episode lengths, and for each group the frames per chunk and bytes per frame."""
+    """A set of recordings, and the clips of a loader with default settings.
+
+    Attributes:
+        name: what it is.
+        lengths: frames of each recording.
+        groups: its features, largest frames first; decodes are those of the first group.
+        clip_len: frames of a clip.
+        batch_sizes: clips of a batch, tried on `ranks` ranks without workers.
+        ranks: numbers of ranks.
+        workers: numbers of DataLoader workers of one rank, with batches of `WORKER_BATCH` clips.
+        fixed_shards: as in `seqrecord.EngineOptions`.
+        in_summary: whether docs/order.md has its rows.
+    """
 
     name: str
     lengths: tuple[int, ...]
-    chunks: tuple[int, ...]
-    frames: tuple[int, ...]
-    batch_sizes: tuple[int, ...]
-    are_raw: bool = False
-    pieces: int | None = None  # maximum frames per piece of video that is decoded in pieces
-    stays: bool = False  # in memory, as small frames do
-    unit: int = 0  # frames that are decoded together; 0: a chunk
+    groups: tuple[Group, ...]
+    clip_len: int = 16
+    batch_sizes: tuple[int, ...] = (16,)
+    ranks: tuple[int, ...] = (1, 2, 8, 32)
+    workers: tuple[int, ...] = ()
+    fixed_shards: bool = True
+    in_summary: bool = False
+
+    @property
+    def jobs(self) -> Iterator[Job]:
+        """The jobs of the table."""
+        for ranks, batch_size in product(self.ranks, self.batch_sizes):
+            yield Job(batch_size, ranks)
+        for workers in self.workers:
+            yield Job(WORKER_BATCH, 1, workers, WORKER_LIMIT)
+
+    @property
+    def layout(self) -> EpisodeLayout:
+        """The chunks of all recordings."""
+        lengths = np.array(self.lengths, np.int64)
+        return EpisodeLayout(lengths, tuple(g.grid(i, lengths) for i, g in enumerate(self.groups)))
+
+    def sizes(self, batch_size: int) -> FrameSizes:
+        """Bytes of frames, chunks and batches."""
+        chunk = max(group.chunk_bytes for group in self.groups)
+        closed = [group.decoder_bytes for group in self.groups if not group.stays_open]
+        frames = tuple(group.nbytes for group in self.groups)
+        return FrameSizes(
+            tuple(group.arena_bytes for group in self.groups),
+            chunk + max(closed, default=0),
+            batch_size * self.clip_len * sum(frames),
+            frames,
+            chunk + max(group.decoder_bytes for group in self.groups),
+        )
+
+    def may_stay(self, num_shards: int) -> bool:
+        """Whether frames may be resident: small ones, and decoded ones in fixed shards."""
+        if all(group.nbytes <= SMALL and group.gop <= 1 for group in self.groups):
+            return True
+        is_decoded = any(group.gop for group in self.groups)
+        return is_decoded and (self.fixed_shards or num_shards == 1)
 
 
-RGB = 3 * PIXELS
-CASES = (
-    Case("32x32", ABANDONEDFACTORY, (256,), (32 * 32 * 3,), (1, 2, 4, 8, 16, 32, 64, 128), True),
-    Case("32x32, encoded", ABANDONEDFACTORY, (256,), (32 * 32 * 3,), (1, 2, 4, 8, 16, 32, 64, 128)),
-    Case("8x8", ABANDONEDFACTORY, (1024,), (8 * 8 * 3,), (1, 2, 4, 8, 16, 32, 64, 128), True),
-    Case("image, depth, flow", (1000,) * 20, (8,), (15 * PIXELS,), (1, 2, 4, 6, 8, 12, 16)),
-    Case("five features", (1000,) * 20, (8, 1024), (FIVE, POSE), (1, 2, 4, 6, 8, 12, 16)),
-    Case("five, uneven", ABANDONEDFACTORY * 2, (8, 1024), (FIVE, POSE), (1, 2, 4, 6, 8, 12, 16)),
-    Case("video, GOP 50", (100,) * 60, (50,), (RGB,), (4, 8, 16), pieces=32),
-    Case("video, GOP 250", (600,) * 30, (250,), (RGB,), (4, 8, 16, 32), pieces=32),
-    Case("video, GOP 50, stays", (100,) * 60, (50,), (RGB,), (4, 8, 16), pieces=32, stays=True),
-    Case("video, GOP 2, stays", (400,) * 50, (32,), (RGB // 6,), (8, 32), pieces=32, stays=True),
+# ---- sets
+
+_SMALL_BATCHES, _LARGE_BATCHES = (16, 64), (4, 16)
+_FIVE = (Group(FIVE, 8, 1), Group(POSE, 1024))
+_TARTANAIR = (
+    Case("ten, 32x32", ABANDONEDFACTORY, (Group(32 * 32 * 3, 256),), 16, _SMALL_BATCHES),
+    Case(
+        "ten, 32x32, encoded", ABANDONEDFACTORY, (Group(32 * 32 * 3, 256, 1),), 16, _SMALL_BATCHES
+    ),
+    Case("ten, 8x8", ABANDONEDFACTORY, (Group(8 * 8 * 3, 1024),), 16, _SMALL_BATCHES),
+    Case("20, image, depth, flow", (1000,) * 20, (Group(15 * PIXELS, 8, 1),), 16, _LARGE_BATCHES),
+    Case("20, five features", (1000,) * 20, _FIVE, 16, _LARGE_BATCHES),
+    Case(
+        "20 of uneven lengths, five features",
+        ABANDONEDFACTORY * 2,
+        _FIVE,
+        16,
+        _LARGE_BATCHES,
+    ),
 )
+_GOP_50, _GOP_250 = (Group(RGB, 50, 50),), (Group(RGB, 250, 250),)
+_VIDEO = (
+    *(
+        Case(f"{name}, streamed", lengths, groups, 16, _LARGE_BATCHES, fixed_shards=False)
+        for name, lengths, groups in (
+            ("60 of 100, GOP 50", (100,) * 60, _GOP_50),
+            ("30 of 600, GOP 250", (600,) * 30, _GOP_250),
+        )
+    ),
+    Case("60 of 100, GOP 50", (100,) * 60, _GOP_50, 16, _LARGE_BATCHES),
+    Case("50 of 400, GOP 2", (400,) * 50, (Group(RGB // 6, 32, 2),), 16, (8, 32)),
+)
+_KINDS = {
+    "GOP 50": Group(SQUARE, 50, 50),
+    "GOP 250": Group(SQUARE, 250, 250),
+    "raw, mapped": Group(SQUARE, 32),
+    "state": Group(128, 1024),
+}
+_SHOWN = {
+    (24, "GOP 50", 16),
+    (24, "GOP 50", 64),
+    (48, "state", 16),
+    (200, "raw, mapped", 64),
+}
+_EQUAL = tuple(
+    Case(
+        f"{number} of 1,000, {kind}" + (f", clips of {clip_len}" if clip_len > 16 else ""),
+        (1000,) * number,
+        (group,),
+        clip_len,
+        workers=(4, 8, 16),
+        in_summary=(number, kind, clip_len) in _SHOWN,
+        fixed_shards=group.gop < 2,  # video of a dataset that does not fit into memory
+    )
+    for number, (kind, group), clip_len in product((24, 48, 200), _KINDS.items(), (16, 64))
+)
+_MANY = tuple(
+    Case(
+        f"2,000 of 300, {kind}",
+        (300,) * 2000,
+        (_KINDS[kind],),
+        ranks=(1, 8, 32),
+        fixed_shards=False,
+        in_summary=kind == "GOP 50",
+    )
+    for kind in ("GOP 50", "raw, mapped")
+)
+CASES = (*_TARTANAIR, *_VIDEO, *_EQUAL, *_MANY)
+
+
+# ---- epochs
 
 
 @dataclass(frozen=True)
-class Mixing:
-    """Figures over all shards of an epoch, and over a full shuffle of each shard."""
+class PlannedEpoch:
+    """The clips of an epoch.
 
-    settings: PlanSettings
-    episodes: float
-    full_episodes: float
-    all_episodes: float  # of a full shuffle of the dataset
-    neighbours: float
-    full_neighbours: float
-    reading: float
-    nbytes: int  # maximum of a shard
+    Attributes:
+        rows: the clips.
+        chosen: the settings, in words.
+        nbytes: the greatest memory of a shard.
+        is_resident: whether frames stay in memory, so that later epochs differ from the first.
+    """
 
-    def is_good(self, num_shards: int) -> bool:
-        """Whether batches are as well mixed as docs/order.md promises."""
-        most, reading = (0.5, 1.05) if num_shards == 1 else (0.8, 1.10)
-        return (
-            self.episodes >= 0.85 * self.full_episodes
-            and self.neighbours <= max(most, self.full_neighbours)
-            and self.reading <= reading
-        )
+    rows: EpochRows
+    chosen: str
+    nbytes: int
+    is_resident: bool
 
 
-def measured(
-    case: Case,
-    batch_size: int,
-    num_shards: int,
-    *,
-    memory_limit: int | None = None,
-    epochs: int = 1,
-    seed: int = 1,
-) -> Mixing:
-    """Figures of `epochs` epochs with default settings."""
-    lengths = np.array(case.lengths, np.int64)
-    episodes = EpisodeLayout(lengths, tuple(_grids(case)))
-    table = enumerate_clips(ClipSpec(SPAN, 1), episodes, np.arange(len(lengths)))
-    sizes_of_chunks = [min(n, case.pieces or n) for n in case.chunks]
-    stored = max(n * size for n, size in zip(sizes_of_chunks, case.frames, strict=True))
-    chunk = stored if case.are_raw else stored // 2
-    sizes = FrameSizes(case.frames, chunk, batch_size * SPAN * sum(case.frames))
-    stats, asked = ClipStats.of(table, episodes), PlanSettings(seed=seed, batch_size=batch_size)
-    stays = case.stays or max(case.frames) < 1 << 16
-    frames_in_memory = (-(-int(lengths.sum()) // num_shards) * stays,) * len(case.frames)
-    request = MemoryRequest(stats, asked, sizes, num_shards, frames_in_memory=frames_in_memory)
-    wanted = max(
-        MemoryRequest(stats, asked, sizes, number).wanted_limit for number in (1, num_shards)
-    )
-    fitted = request.plan_memory(memory_limit or usual_limit(wanted))
-    figures, nbytes, read = [], 0, 0
-    rng = np.random.default_rng(0)
-    for epoch, index in product(range(epochs), range(num_shards)):
-        shard = Shard(index, num_shards)
-        plan = EpochPlan(table, episodes, fitted.settings, epoch=epoch, shard=shard)
-        rounds = list(plan.rounds())
-        episode = np.concatenate([work.clips.episode for work in rounds])
-        start = np.concatenate([work.clips.start for work in rounds])
-        if fitted.in_memory is None:
-            read += sum(int(work.groups[0].loads.count.sum()) for work in rounds)
-        else:  # each frame once, whichever cursors need it
-            used = np.zeros((len(lengths), int(lengths.max())), np.bool_)
-            for row, begin, stop in zip(*plan.used(0)[:3], strict=True):
-                used[row, begin:stop] = True
-            read += int(used.sum())
-        order = rng.permutation(len(episode))
-        batches = np.bincount(np.arange(len(episode)) // batch_size)
-        found = [
-            batch_quality(*clips, batches, SPAN)
-            for clips in ((episode, start), (episode[order], start[order]))
-        ]
-        figures.append([n for one in found for n in (one.episodes, one.neighbours)])
+Planned: TypeAlias = Callable[[Case, Job, int], PlannedEpoch]
+"""Returns the clips of an epoch, by its number."""
+
+
+def plan_epoch(case: Case, job: Job, epoch: int = 0, *, seed: int = 1) -> PlannedEpoch:
+    """Plan an epoch with default settings, as a loader does."""
+    layout = case.layout
+    table = enumerate_clips(ClipSpec(case.clip_len), layout, np.arange(len(layout)))
+    fitted = _plan_memory(case, job, table, layout, seed)
+    settings = fitted.settings
+    plan_class = order_of(settings).plan_class(settings, epoch, 0)
+    columns, nbytes = list[IntArray](), 0
+    for index in range(job.num_shards):
+        plan = plan_class(table, layout, settings, epoch=epoch, shard=Shard(index, job.num_shards))
+        columns.append(_rows(plan, index, job, is_resident=fitted.in_memory is not None))
         resident = [group.max_resident_frames for group in plan.groups]
         nbytes = max(nbytes, fitted.nbytes(fitted.memory(resident)))
-    mean = np.mean(figures, axis=0).tolist()
-    reading = read / epochs / int(lengths.sum())
-    every = sum(1 - (1 - part) ** batch_size for part in (lengths / lengths.sum()).tolist())
-    return Mixing(fitted.settings, mean[0], mean[2], every, mean[1], mean[3], reading, nbytes)
+    step, rank, episode, start, reader = np.concatenate(columns, axis=1)
+    is_decoded = not (settings.resident and epoch)
+    return PlannedEpoch(
+        EpochRows(step, rank, episode, start, reader if is_decoded else None),
+        f"{settings.num_cursors} x {settings.block_frames}" if is_decoded else "all clips",
+        nbytes,
+        settings.resident,
+    )
 
 
-def _grids(case: Case) -> Iterator[ChunkGrid]:
-    lengths = np.array(case.lengths, np.int64)
-    for group, size in enumerate(case.chunks):
-        count = -(-lengths // size)
-        sizes = np.full(len(lengths), size, np.int64)
-        by_frame = case.are_raw or group > 0
-        places = np.cumsum(count) - count
-        grid = ChunkGrid(sizes, places, group, by_frame=by_frame, unit_frames=case.unit)
-        yield grid if case.pieces is None else grid.in_pieces(lengths, case.pieces)
+def measured(case: Case, planned: PlannedEpoch) -> Mixing:
+    """Figures of an epoch."""
+    return measure(planned.rows, case.lengths, case.clip_len, max(1, case.groups[0].gop))
+
+
+def _plan_memory(
+    case: Case, job: Job, table: ClipTable, layout: EpisodeLayout, seed: int
+) -> MemoryPlan:
+    """The settings that `seqrecord.loader.pipes.planning.Planner` chooses for such a dataset."""
+    num_frames, num_groups = int(layout.num_frames.sum()), len(case.groups)
+
+    def request_of(num_shards: int) -> MemoryRequest:
+        parts = num_shards if case.fixed_shards else 1
+        frames = -(-num_frames // parts) * case.may_stay(num_shards)
+        return MemoryRequest(
+            ClipStats.of(table, layout),
+            PlanSettings(seed=seed, batch_size=job.batch_size),
+            case.sizes(job.batch_size),
+            num_shards,
+            frames_in_memory=(frames,) * num_groups,
+        )
+
+    requests = [request_of(number) for number in (1, job.num_shards)]
+    wanted = max(request.wanted_limit for request in requests)
+    request = requests[-1]
+    limit = job.memory_limit or usual_limit(wanted, max(1, job.workers))
+    fitted = request.plan_memory(limit)
+    if fitted.in_memory is None or not case.fixed_shards:
+        return fitted
+    settings = replace(fitted.settings, resident=True)
+    if job.num_shards > 1:
+        windows = [Window.of(table.spec)] * num_groups
+        _, most = shard_frames(table, layout, windows, settings, job.num_shards)
+        fitted = replace(fitted, sizes=request.sizes, in_memory=None).with_all(most)
+    if fitted.in_memory is None:
+        return replace(request, frames_in_memory=()).plan_memory(limit)
+    return replace(fitted, settings=settings)
+
+
+def _rows(plan: Plan, shard: int, job: Job, *, is_resident: bool) -> IntArray:
+    """Step, rank, episode, start and reader of a shard's clips, int64[5, n]."""
+    clips = plan.merged(0, plan.num_rounds, loads=False).clips
+    rank, worker = divmod(shard, max(1, job.workers))
+    step = clips.batch * max(1, job.workers) + worker
+    reader = np.full_like(step, shard)
+    if not is_resident:  # a cursor reads a run of clips
+        number = np.unique(np.stack((clips.cursor, clips.run)), axis=1, return_inverse=True)[1]
+        reader = number * job.num_shards + shard
+    return np.stack((step, np.full_like(step, rank), clips.episode, clips.start, reader.ravel()))
+
+
+# ---- tables
+
+_LATER = {False: "all", True: "first"}
+
+
+class Row(NamedTuple):
+    """A row of the table: a job, which of its epochs, and their figures."""
+
+    case: Case
+    job: Job
+    epoch: str
+    planned: PlannedEpoch
+    mixing: Mixing
+
+
+def rows_of(cases: Iterable[Case] = CASES, planned: Planned = plan_epoch) -> Iterator[Row]:
+    """Measure the first epoch of each job, and the second if frames are resident."""
+    for case in cases:
+        for job in case.jobs:
+            first = planned(case, job, 0)
+            yield Row(case, job, _LATER[first.is_resident], first, measured(case, first))
+            if first.is_resident:
+                later = planned(case, job, 1)
+                yield Row(case, job, "later", later, measured(case, later))
+
+
+def table(rows: Iterable[Row]) -> str:
+    """All figures; those of a full shuffle in parentheses."""
+    columns = (
+        "recordings | ranks | batch | epochs | cursors x block | steps | step | rank | last steps "
+        "| phase | last phase | neighbours | composition | decodes | GiB"
+    )
+    lines = []
+    for case, job, epoch, planned, mixing in rows:
+        lines.append(
+            [
+                *(case.name, str(job), str(job.batch_size), epoch, planned.chosen),
+                f"{mixing.num_steps:,}",
+                *(f"{figure.ratio:.2f}" for figure in _episodes(mixing)),
+                *(f"{share:.4f} ({full:.4f})" for share, full in (mixing.phase, mixing.tail_phase)),
+                f"{mixing.neighbours.value:.2f} ({mixing.neighbours.full:.2f})",
+                _composition(mixing),
+                f"{mixing.decodes:.3f}" if mixing.decodes else "",
+                f"{planned.nbytes / 2**30:.2f}",
+            ]
+        )
+    return markdown(columns.split(" | "), lines)
+
+
+def summary(rows: Iterable[Row]) -> str:
+    """The table of docs/order.md: figures in parts of a full shuffle's."""
+    columns = (
+        "recordings | ranks | epochs | step | rank | last steps | phase | neighbours "
+        "| composition | decodes"
+    )
+    lines = [
+        [
+            *(row.case.name, str(row.job), row.epoch),
+            *(f"{figure.ratio:.2f}" for figure in _episodes(row.mixing)),
+            *(f"{f.ratio:.1f}" for f in (row.mixing.phase, row.mixing.neighbours)),
+            _composition(row.mixing),
+            f"{row.mixing.decodes:.2f}" if row.mixing.decodes else "",
+        ]
+        for row in rows
+        if row.case.in_summary and row.job.ranks != 2 and row.job.workers in (0, 8)
+    ]
+    return markdown(columns.split(" | "), lines)
+
+
+def shortfalls(rows: Sequence[Row]) -> str:
+    """How many rows are far from a full shuffle, without and with workers."""
+    tests: dict[str, Callable[[Mixing], bool]] = {
+        "a step has less than 0.95 of the episodes": lambda m: m.step_episodes.ratio < 0.95,
+        "a rank's batch less than 0.85": lambda m: m.rank_episodes.ratio < 0.85,
+        "phases vary more than twice as much between steps": lambda m: m.phase.ratio > 2,
+        "more than a tenth of the frames is decoded twice": lambda m: m.decodes > 1.1,
+    }
+    kinds = ([r.mixing for r in rows if bool(r.job.workers) == has] for has in (False, True))
+    alone, workers = kinds
+    words = [
+        f"{what} in {sum(map(test, alone))} and {sum(map(test, workers))}"
+        for what, test in tests.items()
+    ]
+    return (
+        f"Of {len(alone)} rows without and {len(workers)} with workers in "
+        f"`{PAGE}`, {'; '.join(words)}."
+    )
+
+
+def _episodes(mixing: Mixing) -> tuple[Figure, Figure, Figure]:
+    return mixing.step_episodes, mixing.rank_episodes, mixing.tail_episodes
+
+
+def _composition(mixing: Mixing) -> str:
+    return "" if mixing.composition is None else f"{mixing.composition.ratio:.1f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write ORDER.md")
+    parser.add_argument("set", nargs="*", help="parts of names of sets; by default all")
+    parser.add_argument("--write", action="store_true", help="write ORDER.md and docs/order.md")
     options = parser.parse_args(arguments)
-    block = "\n".join(table()) + "\n"
-    print(block)
+    if options.set and options.write:
+        parser.error("--write measures all sets")
+    cases = [c for c in CASES if not options.set or any(part in c.name for part in options.set)]
+    rows = list(rows_of(cases))
+    print(table(rows))
     if options.write:
-        write_block(PAGE, "defaults", block)
-
-
-def table() -> Iterator[str]:
-    """Every case, number of shards and batch size."""
-    yield (
-        "| frames | shards | batch | chosen | episodes per batch | … of a full shuffle "
-        "| … of the whole dataset's shuffle | overlapping neighbours | … of a full shuffle "
-        "| read / distinct | GiB | good |\n"
-        "|---|---|---|---|---|---|---|---|---|---|---|---|"
-    )
-    for case, num_shards, batch_size in _all():
-        mixing = measured(case, batch_size, num_shards, epochs=3)
-        chosen = mixing.settings
-        yield (
-            f"| {case.name} | {num_shards} | {batch_size} | {chosen.num_cursors} cursors, "
-            f"blocks of {chosen.block_frames} | {mixing.episodes:.2f} | {mixing.full_episodes:.2f} "
-            f"| {mixing.all_episodes:.2f} "
-            f"| {mixing.neighbours:.2f} | {mixing.full_neighbours:.2f} | {mixing.reading:.3f} "
-            f"| {mixing.nbytes / 2**30:.2f} | {'yes' if mixing.is_good(num_shards) else 'no'} |"
-        )
-
-
-def _all() -> Iterator[tuple[Case, int, int]]:
-    for case in CASES:
-        for num_shards in (1, 8):
-            for batch_size in case.batch_sizes:
-                yield case, num_shards, batch_size
+        write_block(PAGE, "defaults", f"{commit_line()}\n\n{table(rows)}\n")
+        block = f"{summary(rows)}\n\n{shortfalls(rows)} {commit_line()}\n"
+        write_block(DOCS, "mixing", block)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""How well a plan shuffles: `python -m benchmarks.tartanair.shuffle_quality [--write]`.
+"""How settings change an order: `python -m benchmarks.tartanair.shuffle_quality [--write]`.
 
-Prints three Markdown tables. The first covers abandonedfactory's ten episodes: plans over a grid of
-cursors, blocks and run lengths, plans with default settings, and for comparison sequential reading,
-a 100-clip buffer over sequential reading, and a full permutation. The second has default settings
-by number of shards, the third those of a million episodes in thousands of shards. `--write` writes
-them into ORDER.md, which a test compares. Computes with integers only; reads no data.
+Prints three Markdown tables with figures of `benchmarks.mixing`. The first covers
+abandonedfactory's ten episodes: plans over a grid of cursors, blocks and run lengths, plans with
+default settings, and for comparison sequential reading, a 100-clip buffer over sequential reading,
+and a full permutation. The second has default settings by number of shards, the third those of a
+million episodes in thousands of shards. `--write` writes them into ORDER.md. Computes with integers
+only; reads no data.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.mixing import EpochRows, Mixing, mean, shuffled_episodes
+from benchmarks.mixing import measure as measure_rows
 from benchmarks.prose import write as write_block
+from benchmarks.timing import commit_of_code
 from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
@@ -30,9 +34,8 @@ __all__ = [
     "PAGE",
     "TABLES",
     "Measured",
-    "Quality",
-    "batch_quality",
     "buffered",
+    "commit_line",
     "default_settings",
     "episode_table",
     "measure",
@@ -54,51 +57,16 @@ COPIES = 20  # of abandonedfactory in the larger dataset: 309,960 frames
 MANY = 1_000_000  # episodes of 20 to 180 frames
 ROOM = 600_000  # frames of 32x32 pixels that fit into the default memory_limit
 _HEADER = """\
-| order | resident frames | read / distinct | episodes per batch \
-| overlapping neighbours per clip | overlap with the batch before |
-|---|---|---|---|---|---|"""
+| order | resident frames | read / distinct | step | last steps | phase | neighbours | composition |
+|---|---|---|---|---|---|---|---|"""
 _SPLITS_HEADER = """\
-| frames | shards | room for frames | chosen | resident frames | read / distinct \
-| episodes per batch | overlapping neighbours per clip | overlap with the batch before |
-|---|---|---|---|---|---|---|---|---|"""
+| frames | shards | room for frames | chosen | resident frames | read / distinct | rank |
+|---|---|---|---|---|---|---|"""
 
 
-@dataclass(frozen=True)
-class Quality:
-    """Two clips overlap when they share a frame's time: one episode, starts less than a span apart.
-
-    `episodes`: distinct episodes in a batch, averaged over batches. `neighbours`: other clips of
-    its batch that a clip overlaps, averaged over clips. `carried`: share of the clips, the first
-    batch's aside, that overlap a clip of the batch before theirs.
-    """
-
-    episodes: float
-    neighbours: float
-    carried: float
-
-
-def batch_quality(episode: IntArray, start: IntArray, batch_sizes: IntArray, span: int) -> Quality:
-    """Quality of clips, int64[n] in the order of their epoch, in consecutive batches.
-
-    `batch_sizes`, int64[batches], sums up to `n`; no batch is empty.
-    """
-    batch = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
-    width = int(start.max()) + 2 * span + 1  # of an episode's key range: ranges are disjoint
-    num_episodes = int(episode.max()) + 1
-    key = (batch * num_episodes + episode) * width + start + span
-    ordered = np.sort(key)
-
-    def overlapping(keys: IntArray) -> IntArray:
-        stop = np.searchsorted(ordered, keys + span - 1, side="right")
-        return stop - np.searchsorted(ordered, keys - span + 1, side="left")
-
-    pairs = np.unique(batch * num_episodes + episode)
-    later = key[batch > 0] - num_episodes * width
-    return Quality(
-        episodes=len(pairs) / len(batch_sizes),
-        neighbours=float((overlapping(key) - 1).mean()),
-        carried=float((overlapping(later) > 0).mean()) if len(later) else 0.0,
-    )
+def commit_line() -> str:
+    """The line of a page that names the measured code."""
+    return f"Commit: {commit_of_code()}. No figure here depends on time."
 
 
 def episode_table(num_frames: Sequence[int] | IntArray, chunk_frames: int) -> EpisodeLayout:
@@ -163,19 +131,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write ORDER.md")
     options = parser.parse_args(arguments)
     for name, table in TABLES.items():
-        block = "\n".join(table()) + "\n"
+        block = "\n".join((commit_line(), "", *table())) + "\n"
         print(block)
         if options.write:
             write_block(PAGE, name, block)
 
 
 def orders(epochs: int = EPOCHS) -> Iterator[str]:
-    """Orders and settings of abandonedfactory's episodes."""
+    """Orders and settings of abandonedfactory's episodes, in one shard: a step is a batch."""
     episodes = episode_table(ABANDONEDFACTORY, CHUNK)
     table = enumerate_clips(SPEC, episodes, np.arange(len(episodes)))
     yield _HEADER
-    sizes = np.full(-(-table.num_clips // BATCH), BATCH)
-    sizes[-1] = table.num_clips - sizes[:-1].sum()
     rng = np.random.default_rng(0)
     for name, positions in (
         ("sequential", np.arange(table.num_clips)),
@@ -183,19 +149,20 @@ def orders(epochs: int = EPOCHS) -> Iterator[str]:
         ("full permutation", rng.permutation(table.num_clips)),
     ):
         clips = table.locate(positions)
-        quality = batch_quality(clips.episode, clips.start, sizes, SPAN)
-        yield _row(name, quality)
+        step = np.arange(table.num_clips) // BATCH
+        rows = EpochRows(step, np.zeros_like(step), clips.episode, clips.start)
+        yield _row(name, measure_rows(rows, ABANDONEDFACTORY, SPAN))
     for name, settings in _grid(table, episodes):
         measured = measure(table, episodes, settings, epochs=epochs)
-        yield _row(name, measured.quality, measured.resident, measured.reread)
+        yield _row(name, measured.mixing, measured.resident, measured.reread)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Figures of whole epochs: mean quality of all shards' batches, maximum resident frames of a
-    shard, and frames read over distinct frames of the clips."""
+    """Figures of whole epochs: mixing of the measured shards, as if there were no others; maximum
+    resident frames of a shard, and frames read over distinct frames of the clips."""
 
-    quality: Quality
+    mixing: Mixing
     resident: int
     reread: float
 
@@ -208,10 +175,9 @@ def measure(
     num_shards: int = 1,
     some: int | None = None,
     epochs: int = 1,
-    skip_batches: int = 0,
     distinct: int | None = None,
 ) -> Measured:
-    """Figures of `epochs` epochs, without the first `skip_batches` of each shard.
+    """Figures of `epochs` epochs.
 
     `some` is the number of evenly spaced shards to measure per epoch, by default all. `distinct`
     is the number of distinct frames of the clips; counted by default.
@@ -220,18 +186,22 @@ def measure(
         in_order = EpochPlan(table, episodes, PlanSettings(shuffle=False))  # loads each frame once
         distinct = sum(int(work.groups[0].loads.count.sum()) for work in in_order.rounds())
     chosen = np.unique(np.linspace(0, num_shards - 1, some or num_shards).astype(int)).tolist()
-    figures, read, resident = [], 0, 0
+    mixings, read, resident = [], 0, 0
     for epoch in range(epochs):
-        for index in chosen:
+        columns = []
+        for rank, index in enumerate(chosen):
             shard = Shard(index, num_shards)
             plan = EpochPlan(table, episodes, settings, epoch=epoch, shard=shard)
-            starts = [plan.first_clip(batch) for batch in range(plan.num_batches + 1)]
-            figure, loaded = _measure(plan, table, np.diff(starts), skip_batches)
-            figures.append(figure)
-            read += loaded
+            for work in plan.rounds():
+                clips = work.clips
+                ranks = np.full_like(clips.batch, rank)
+                columns.append((clips.batch, ranks, clips.episode, clips.start))
+                read += int(work.groups[0].loads.count.sum())
             resident = max(resident, plan.groups[0].max_resident_frames)
+        rows = EpochRows(*map(np.concatenate, zip(*columns, strict=True)))
+        mixings.append(measure_rows(rows, episodes.num_frames, table.spec.span))
     share = epochs * len(chosen) / num_shards
-    return Measured(_mean(figures), resident, read / share / distinct)
+    return Measured(mean(mixings), resident, read / share / distinct)
 
 
 def shards(epochs: int = EPOCHS, sampled: int = SAMPLED) -> Iterator[str]:
@@ -290,17 +260,12 @@ def _shards_row(
         epochs=epochs,
         distinct=distinct,
     )
-    quality = measured.quality
+    clips = np.bincount(table.episode, table.count, len(episodes)).astype(np.int64)
+    found = measured.mixing.rank_episodes.value / shuffled_episodes(clips, BATCH)
     return (
         f"| {int(episodes.num_frames.sum()):,} | {num_shards:,} | {room:,} "
-        f"| {_described(chosen)} | {measured.resident:,} | {measured.reread:.3f} "
-        f"| {quality.episodes:.1f} | {quality.neighbours:.2f} | {quality.carried:.2f} |"
+        f"| {_described(chosen)} | {measured.resident:,} | {measured.reread:.3f} | {found:.2f} |"
     )
-
-
-def _mean(figures: list[Quality]) -> Quality:
-    names = ("episodes", "neighbours", "carried")
-    return Quality(*(float(np.mean([getattr(f, name) for f in figures])) for name in names))
 
 
 def _grid(table: ClipTable, episodes: EpisodeLayout) -> Iterator[tuple[str, PlanSettings]]:
@@ -339,25 +304,14 @@ def _described(settings: PlanSettings) -> str:
     )
 
 
-def _measure(
-    plan: EpochPlan, table: ClipTable, sizes: IntArray, skip_batches: int
-) -> tuple[Quality, int]:
-    """Quality of one shard of an epoch, and the number of frames it loads."""
-    rounds = list(plan.rounds())
-    skipped = int(sizes[:skip_batches].sum())
-    episode = np.concatenate([r.clips.episode for r in rounds])[skipped:]
-    start = np.concatenate([r.clips.start for r in rounds])[skipped:]
-    read = sum(int(r.groups[0].loads.count.sum()) for r in rounds)
-    return batch_quality(episode, start, sizes[skip_batches:], table.spec.span), read
-
-
 def _row(
-    name: str, quality: Quality, resident: int | None = None, reread: float | None = None
+    name: str, mixing: Mixing, resident: int | None = None, reread: float | None = None
 ) -> str:
-    return (
-        f"| {name} | {resident or ''} | {f'{reread:.3f}' if reread else ''} "
-        f"| {quality.episodes:.1f} | {quality.neighbours:.2f} | {quality.carried:.2f} |"
-    )
+    figures = (mixing.step_episodes, mixing.tail_episodes, mixing.phase, mixing.neighbours)
+    assert mixing.composition is not None
+    ratios = " | ".join(f"{figure.ratio:.2f}" for figure in (*figures, mixing.composition))
+    read = "" if reread is None else f"{reread:.3f}"
+    return f"| {name} | {'' if resident is None else resident} | {read} | {ratios} |"
 
 
 if __name__ == "__main__":

@@ -6,15 +6,25 @@ import importlib.util
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.prose import replaced
+from benchmarks.mixing import EpochRows, measure
 from benchmarks.tartanair import default_mixing, order_training, shuffle_quality
-from benchmarks.tartanair.default_mixing import CASES, PIXELS, Case, measured
+from benchmarks.tartanair.default_mixing import (
+    CASES,
+    PIXELS,
+    Case,
+    Group,
+    Job,
+    PlannedEpoch,
+    measured,
+    plan_epoch,
+)
 from benchmarks.tartanair.order_report import REFERENCE, Interval, Run, runs_of, table
 from benchmarks.tartanair.order_training import ORDERS, Setup, main, prepare
 from benchmarks.timing import ROOT
@@ -114,19 +124,6 @@ def test_differences_are_by_seed() -> None:
 # Shuffle quality
 
 
-def test_batch_quality_equals_counts_of_pairs() -> None:
-    rng = np.random.default_rng(0)
-    episode, start = rng.integers(0, 3, 60), rng.integers(0, 40, 60)
-    sizes = np.array([7, 20, 1, 15, 17])
-    batch = np.repeat(np.arange(5), sizes)
-    near = (episode[:, None] == episode) & (abs(start[:, None] - start) < 6)
-    same, before = batch[:, None] == batch, batch[:, None] == batch + 1
-    found = shuffle_quality.batch_quality(episode, start, sizes, span=6)
-    assert found.neighbours == pytest.approx((near & same).sum() / 60 - 1)
-    assert found.carried == pytest.approx((near & before).any(axis=1)[batch > 0].mean())
-    assert found.episodes == np.mean([len(set(episode[batch == b].tolist())) for b in range(5)])
-
-
 @pytest.mark.parametrize("lengths", [(50, 50, 50), (120,), (30, 70, 45, 60)])
 def test_small_epochs_have_different_orders(lengths: tuple[int, ...]) -> None:
     """One episode of 105 clips had only 17 orders, and the same batches in each epoch."""
@@ -150,14 +147,9 @@ def test_small_epochs_have_different_orders(lengths: tuple[int, ...]) -> None:
         for i in range(0, len(clips), batch):
             members = np.sort(clips[i : i + batch]).tolist()
             pairs.update((a, b) for n, a in enumerate(members) for b in members[:n])
-        sizes = np.bincount(np.arange(len(clips)) // batch)
-        found = shuffle_quality.batch_quality(work.clips.episode, work.clips.start, sizes, span)
-        rng = np.random.default_rng(epoch)
-        order = rng.permutation(len(clips))
-        random = shuffle_quality.batch_quality(
-            work.clips.episode[order], work.clips.start[order], sizes, span
-        )
-        neighbours.append(found.neighbours / random.neighbours)
+        step = np.arange(len(clips)) // batch
+        rows = EpochRows(step, np.zeros_like(step), work.clips.episode, work.clips.start)
+        neighbours.append(measure(rows, lengths, span).neighbours.ratio)
     assert len(orders) == 40
     assert len(pairs) > 0.6 * table.num_clips * (table.num_clips - 1) / 2
     assert max(pairs.values()) < 20
@@ -172,35 +164,65 @@ def test_tables_of_orders() -> None:
 
 
 @pytest.mark.page
-def test_the_page_has_the_tables_of_this_code() -> None:
+def test_the_pages_have_the_tables_of_this_code() -> None:
     """After a change: `python -m benchmarks.tartanair.shuffle_quality --write`, and the same of
     `default_mixing`.
     """
     page = (ROOT / shuffle_quality.PAGE).read_text()
-    tables = {**shuffle_quality.TABLES, "defaults": default_mixing.table}
-    for name, lines in tables.items():
-        assert page == replaced(page, name, "\n".join(lines()) + "\n"), name
+    for name, lines in shuffle_quality.TABLES.items():
+        assert "\n".join(lines()) in page, name
+    rows = list(default_mixing.rows_of())
+    assert default_mixing.table(rows) in page
+    assert default_mixing.summary(rows) in (ROOT / default_mixing.DOCS).read_text()
 
 
-# Default settings mix batches about as well as a full shuffle does, and read little twice
+# Default settings
 
 
-@pytest.mark.parametrize(("num_frames", "num_shards"), [(60, 1), (60, 8), (200, 1), (400, 1)])
-def test_short_sets_of_large_frames_are_mixed_well(num_frames: int, num_shards: int) -> None:
+@pytest.mark.parametrize(
+    ("num_frames", "num_ranks", "least"),
+    [(60, 1, 1.4), (60, 8, 0.26), (200, 1, 1.4), (400, 1, 1.25)],
+)
+def test_short_sets_of_large_frames_are_mixed(
+    num_frames: int, num_ranks: int, least: float
+) -> None:
     """Whole episodes or shards stay in memory if cuts would read too many frames twice."""
-    case = Case("two cameras", (num_frames,) * 20, (8,), (22 * PIXELS,), (16,))
-    found = measured(case, 16, num_shards)
-    assert found.is_good(num_shards), found
-    assert found.nbytes <= 8 << 30
+    case = Case("two cameras", (num_frames,) * 20, (Group(22 * PIXELS, 8, 1),))
+    planned = plan_epoch(case, Job(16, num_ranks))
+    found = measured(case, planned)
+    assert found.rank_episodes.ratio >= least
+    assert found.decodes <= (1.05 if num_ranks == 1 else 1.1)
+    assert planned.nbytes <= 8 << 30
 
 
-def test_default_settings_mix_well() -> None:
-    """The table has every case and batch size; bad mixing is reported."""
-    _, *rows = default_mixing.table()
-    assert len(rows) == 2 * sum(len(case.batch_sizes) for case in CASES)
-    assert all(row.endswith("| yes |") for row in rows)
-    case = next(case for case in CASES if case.name == "five, uneven")
-    found, limited = measured(case, 8, 1), measured(case, 8, 1, memory_limit=2 << 30)
-    assert found.nbytes <= 8 << 30
-    assert not limited.is_good(1)
+def test_less_memory_mixes_worse() -> None:
+    (case,) = (case for case in CASES if case.name == "20 of uneven lengths, five features")
+    free, limited = (plan_epoch(case, Job(8, memory_limit=limit)) for limit in (None, 2 << 30))
+    assert free.nbytes <= 8 << 30
     assert limited.nbytes <= 2 << 30
+    episodes = [measured(case, planned).step_episodes.ratio for planned in (free, limited)]
+    assert episodes[0] > 1 > 2 * episodes[1]
+
+
+def test_the_table_has_rows_of_each_job_and_epoch() -> None:
+    """Of any order: here of sequential reading, whose frames stay."""
+    case = Case("short", (40,) * 3, (Group(192, 16),), 8, (2,), (1, 2), in_summary=True)
+
+    def sequential(case: Case, job: Job, epoch: int) -> PlannedEpoch:
+        rows = plan_epoch(case, job, epoch).rows
+        order = np.lexsort((rows.start, rows.episode))
+        rows = replace(rows, episode=rows.episode[order], start=rows.start[order])
+        return PlannedEpoch(rows, "one", 1 << 30, is_resident=True)
+
+    rows = list(default_mixing.rows_of([case], sequential))
+    assert [(row.job.ranks, row.epoch) for row in rows] == [
+        *((1, "first"), (1, "later"), (2, "first"), (2, "later")),
+    ]
+    _, _, *lines = default_mixing.table(rows).splitlines()
+    assert lines[0].startswith("| short | 1 | 2 | first | one | 50 | 0.6")
+    assert lines[0].endswith("| 1.000 | 1.00 |")
+    assert len(default_mixing.summary(rows).splitlines()) == 2 + 2  # of one rank
+    assert default_mixing.summary(rows).splitlines()[2].startswith("| short | 1 | first | 0.6")
+    found = default_mixing.shortfalls(rows)
+    assert found.startswith("Of 4 rows without and 0 with workers")
+    assert "a step has less than 0.95 of the episodes in 4 and 0;" in found

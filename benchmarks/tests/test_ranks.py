@@ -13,12 +13,13 @@ from benchmarks.ranks import Case, measure, write
 def test_episodes_and_decodes_of_a_case(tmp_path: Path) -> None:
     case = Case("", (40,) * 8, "raw", 8, clip_len=2, batch_size=4)
     dataset = write(case, tmp_path / "records")
-    alone, together = (measure(case, dataset, number) for number in (1, 4))
-    assert alone.decodes == 1
-    assert 1 <= together.decodes <= 1.1
-    for mixing in (alone, together):
-        assert 0.8 <= mixing.first_epoch <= 1.3
-        assert 0.8 <= mixing.later_epochs <= 1.3
+    for number, most in ((1, 1.0), (4, 1.1)):
+        found = measure(case, dataset, number)
+        assert 1 <= found.decodes <= most
+        for mixing in (found.first, found.later):
+            assert mixing.num_steps == -(-8 * 39 // (4 * number))
+            assert 0.8 <= mixing.step_episodes.ratio <= 1.3
+            assert 0.8 <= mixing.rank_episodes.ratio <= 1.3
 
 
 def test_the_table_has_a_row_for_each_case(
@@ -27,6 +28,8 @@ def test_the_table_has_a_row_for_each_case(
     cases = [Case(name, (20,) * 4, "raw", 8, clip_len=2, batch_size=2) for name in ("one", "two")]
     monkeypatch.setattr(ranks, "CASES", cases)
     ranks.main(["two"])
-    head, _, row = capsys.readouterr().out.splitlines()
-    assert head.count("decodes") == 3
-    assert row.startswith("| two |")
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith("| case | ranks | step | rank |")
+    assert [row.split(" | ")[:2] for row in rows] == [["| two", str(n)] for n in ranks.RANKS]
+    with pytest.raises(SystemExit):
+        ranks.main(["two", "--write"])

@@ -17,11 +17,11 @@ import pytest
 from torch.utils.data import DataLoader
 
 import seqrecord
+from benchmarks import mixing
+from benchmarks.mixing import EpochRows, Mixing
 from benchmarks.tartanair import default_mixing
 from benchmarks.tartanair.shuffle_quality import (
     ABANDONEDFACTORY,
-    Quality,
-    batch_quality,
     default_settings,
     measure,
     memory_request,
@@ -51,20 +51,22 @@ path = written_once(
 )
 
 
-def quality(batches: list[list[tuple[str, int]]]) -> Quality:
-    clips = [clip for batch in batches for clip in batch]
-    episode = np.array([int(key) for key, _ in clips])
-    start = np.array([start for _, start in clips])
-    return batch_quality(episode, start, np.array(list(map(len, batches))), span=16)
+def quality(batches: list[list[tuple[str, int]]]) -> Mixing:
+    """The mixing of batches of clips of 16."""
+    clips = [
+        (step, 0, int(key), start) for step, batch in enumerate(batches) for key, start in batch
+    ]
+    step, rank, episode, start = np.array(clips, np.int64).T
+    return mixing.measure(EpochRows(step, rank, episode, start), ABANDONEDFACTORY, 16)
 
 
 def test_small_frames_are_mixed_like_a_full_shuffle(path: Path) -> None:
     pipe = SeqRecordPipe(path, clip_len=16, batch_size=32)
     batches = [names(batch) for batch in pipe]
     after = quality(batches[1000 // 32 :])  # the first rounds are small
-    assert after.episodes >= 8.5
-    assert after.neighbours <= 0.06
-    assert quality(batches).neighbours <= 0.2
+    assert after.step_episodes.value >= 8.5
+    assert after.neighbours.value <= 0.06
+    assert quality(batches).neighbours.value <= 0.2
     assert pipe.stats()["frames_decoded"] <= 1.035 * sum(ABANDONEDFACTORY)
     # The next round's loads do not wait for the current round.
     assert pipe.stats()["loads_throttled"] == 0
@@ -79,7 +81,7 @@ def test_given_shuffle_buffer_limits_frames(path: Path) -> None:
         )
         found[clips] = quality([names(batch) for batch in pipe]), pipe.stats()["peak_buffer_bytes"]
     (free, most), (bound, buffered) = found[None], found[256]
-    assert bound.neighbours > 2 * free.neighbours
+    assert bound.neighbours.value > 2 * free.neighbours.value
     # Up to 32 cursors have the frames of 256 clips, plus a clip and a chunk each. Rounds of such
     # small frames are joined, which takes more room.
     assert buffered <= 16 * (256 + 32 * (16 + 8)) * FRAME.nbytes
@@ -240,30 +242,32 @@ def settled(
 def test_defaults_shuffle_well(seed: int, shuffle_buffer: int) -> None:
     data = dataset(ABANDONEDFACTORY, ClipSpec(16))
     plan = EpochPlan(*data, settled(data, 1000, shuffle_buffer, batch_size=32, seed=seed))
-    rounds = list(plan.rounds())
-    quality = batch_quality(
-        np.concatenate([work.clips.episode for work in rounds]),
-        np.concatenate([work.clips.start for work in rounds]),
-        np.diff([plan.first_clip(batch) for batch in range(plan.num_batches + 1)]),
-        span=16,
-    )
+    clips = plan.merged(0, plan.num_rounds, loads=False).clips
+    rows = EpochRows(clips.batch, np.zeros_like(clips.batch), clips.episode, clips.start)
+    found = mixing.measure(rows, ABANDONEDFACTORY, 16)
     assert plan.groups[0].max_resident_frames <= 1000
-    assert quality.episodes >= 8.5
-    assert quality.neighbours <= 0.5
-    loaded = sum(int(work.groups[0].loads.count.sum()) for work in rounds)
+    assert found.step_episodes.value >= 8.5
+    assert found.neighbours.value <= 0.5
+    loaded = sum(int(work.groups[0].loads.count.sum()) for work in plan.rounds())
     assert loaded <= 1.05 * sum(ABANDONEDFACTORY)
 
 
 @pytest.mark.parametrize(
-    ("copies", "num_shards", "reread"),
-    [(1, 8, 1.10), pytest.param(20, 64, 1.10, marks=pytest.mark.slow), (20, 256, 1.20)],
+    ("copies", "num_shards", "reread", "least"),
+    [
+        (1, 8, 1.10, 7.6),
+        pytest.param(20, 64, 1.10, 27, marks=pytest.mark.slow),
+        (20, 256, 1.20, 14),
+    ],
 )
-def test_many_shards_are_shuffled_well(copies: int, num_shards: int, reread: float) -> None:
+def test_many_shards_are_shuffled_well(
+    copies: int, num_shards: int, reread: float, least: float
+) -> None:
     data = dataset(ABANDONEDFACTORY * copies, ClipSpec(16))
     chosen = settled(data, 1000, None, num_shards=num_shards, batch_size=32, seed=3)
     found = measure(*data, chosen, num_shards=num_shards, some=8, epochs=2)
-    assert found.quality.episodes >= 6
-    assert found.quality.neighbours <= 0.8
+    assert found.mixing.rank_episodes.value >= least
+    assert found.mixing.neighbours.value <= 0.8
     assert found.reread <= reread
     assert found.resident <= 1000
 
@@ -289,30 +293,31 @@ def test_limit_of_mixing_is_named() -> None:
         assert expected in str(request.mixing_limit(chosen, room)[0])
 
 
-VIDEO: list[tuple[int, int, int, int, int]] = [  # episodes, frames, GOP, batch, shards
-    (60, 100, 50, 16, 1),
-    (30, 600, 250, 16, 1),
-    (60, 100, 100, 8, 1),
-    (60, 97, 31, 16, 1),
-    (60, 100, 2, 32, 8),
-    (60, 100, 50, 16, 8),
-    (60, 100, 2, 32, 16),
+VIDEO = [  # episodes, frames, GOP, batch, ranks; parts of a full shuffle's episodes
+    (60, 100, 50, 16, 1, 0.88),
+    (30, 600, 250, 16, 1, 1.01),
+    (60, 100, 100, 8, 1, 1.05),
+    (60, 97, 31, 16, 1, 0.91),
+    (60, 100, 2, 32, 8, 0.45),
+    (60, 100, 50, 16, 8, 0.62),
+    (60, 100, 2, 32, 16, 0.22),
 ]
 
 
-@pytest.mark.parametrize("case", VIDEO, ids=str)
-def test_long_gops_and_many_ranks_are_mixed_like_a_full_shuffle(
-    case: tuple[int, int, int, int, int],
+@pytest.mark.parametrize(
+    ("number", "frames", "gop", "batch", "num_ranks", "least"), VIDEO, ids=map(str, VIDEO)
+)
+def test_batches_of_long_gops_and_many_ranks_have_episodes(
+    number: int, frames: int, gop: int, batch: int, num_ranks: int, least: float
 ) -> None:
-    """480x640, clips of 16; a tenth of a percent of the frames are stored."""
-    number, frames, gop, batch, shards = case
-    video = default_mixing.Case(
-        "", (frames,) * number, (gop,), (default_mixing.RGB,), (), pieces=32
-    )
-    found = default_mixing.measured(video, batch, shards)
-    assert found.episodes >= 0.85 * found.full_episodes
-    assert found.nbytes <= 8 << 30
-    assert found.reading <= 1.1
+    """480x640, clips of 16: as many as cuts that decode a tenth twice allow."""
+    group = default_mixing.Group(default_mixing.RGB, max(gop, 32 // gop * gop), gop)
+    video = default_mixing.Case("", (frames,) * number, (group,), fixed_shards=False)
+    planned = default_mixing.plan_epoch(video, default_mixing.Job(batch, num_ranks))
+    found = default_mixing.measured(video, planned)
+    assert found.rank_episodes.ratio >= least
+    assert planned.nbytes <= 8 << 30
+    assert found.decodes <= 1.1
 
 
 def test_staying_frames_need_the_memory_of_their_own_shares() -> None:

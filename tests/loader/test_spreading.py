@@ -144,9 +144,10 @@ def test_batches_of_ranks_have_many_episodes(
 ) -> None:
     """Sixty episodes, clips of 16."""
     size = default_mixing.RGB if not stays else default_mixing.RGB // 60
-    case = default_mixing.Case(
-        "", (frames,) * 60, (chunk,), (size,), (), pieces=32, unit=gop, stays=stays
-    )
-    found = default_mixing.measured(case, batch, shards)
-    assert found.episodes >= least * found.all_episodes
-    assert found.reading <= 1.1
+    group = default_mixing.Group(size, chunk, gop)
+    case = default_mixing.Case("", (frames,) * 60, (group,), fixed_shards=stays)
+    planned = default_mixing.plan_epoch(case, default_mixing.Job(batch, shards))
+    found = default_mixing.measured(case, planned)
+    assert planned.is_resident == stays
+    assert found.rank_episodes.ratio >= least
+    assert found.decodes <= 1.1

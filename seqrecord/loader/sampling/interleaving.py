@@ -16,8 +16,9 @@ from seqrecord.loader.sampling.passes import PASSES_OF_CURSOR
 from seqrecord.loader.sampling.spreading import Spreading
 from seqrecord.store.units import MAX_INT
 
-# Figures: cases of benchmarks.tartanair.default_mixing, with the value and without it or with the
-# other one. "Episodes" are those of a batch, compared with a full shuffle of the shard.
+# Figures: sets of benchmarks.tartanair.default_mixing, with the value and without it or with the
+# other one. "Episodes" are those of a batch, compared with a full shuffle of the shard alone: the
+# table of today compares with one of the dataset.
 LEAST_CURSORS = 2  # 1: 33 % of the episodes for 60 % (video, GOP 50, 8 shards, batches of 4)
 ENOUGH_CURSORS = 12  # for a batch, or as many as it has clips. 1: 95 % of the episodes for 119 %
 ENOUGH_EPISODES = 0.95  # 0: 13 episodes in a batch for 32 (400 short ones, 8 shards)
