@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from seqrecord.loader.clips.transforms import ClipFunction as ClipFunction
     from seqrecord.loader.clips.transforms import ClipTransform as ClipTransform
     from seqrecord.loader.clips.transforms import VaryingClipFunction as VaryingClipFunction
-    from seqrecord.loader.mixing.summary import MixFeatureSummary as MixFeatureSummary
-    from seqrecord.loader.mixing.summary import MixSourceSummary as MixSourceSummary
-    from seqrecord.loader.mixing.summary import MixSummary as MixSummary
     from seqrecord.loader.pipes.options import ClipOptions as ClipOptions
+    from seqrecord.recipes.summary import MixFeatureSummary as MixFeatureSummary
+    from seqrecord.recipes.summary import MixSourceSummary as MixSourceSummary
+    from seqrecord.recipes.summary import MixSummary as MixSummary
     from seqrecord.store.bfloat16 import BFLOAT16 as BFLOAT16
     from seqrecord.store.reading.dataset import DatasetLike as DatasetLike
     from seqrecord.store.reading.filters import EpisodeDescription as EpisodeDescription

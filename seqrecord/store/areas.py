@@ -82,6 +82,12 @@ CLIPS = "seqrecord.loader.clips.layouts:find_clips"
 STATISTICS = "seqrecord.loader.frames.compute_statistics:compute_statistics"
 """Function that computes statistics of frames, see `Dataset.compute_statistics`."""
 
+MIX_FILE = "seqrecord.recipes.mix_file:load_mix"
+"""Function that makes a mix of a file, see `SeqRecordMix.from_file`."""
+
+MIX_SUMMARY = "seqrecord.recipes.summary:MixSummary"
+"""Class that describes a mix, see `SeqRecordMix.summarize`."""
+
 ORDERS: Mapping[str, str] = {
     "clips": "seqrecord.loader.sampling.clip_order:CLIPS",
     "sequences": "seqrecord.loader.sampling.sequences:SEQUENCES",

@@ -28,7 +28,15 @@ from tests.project.source_code import (
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = ("store", "companions", "video", "in_place", "cloud", "formats", "tools.edit")
-FLAT_PARTS = {"companions", "frame_cache", "video", "in_place", "cloud", "cuda"}  # each is one room
+FLAT_PARTS = {
+    "companions",
+    "frame_cache",
+    "recipes",
+    "video",
+    "in_place",
+    "cloud",
+    "cuda",
+}  # each is one room
 
 
 def rooms() -> dict[str, int]:

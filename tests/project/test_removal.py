@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("home")
 OPTIONAL = [
     "companions",
     "frame_cache",
+    "recipes",
     "video",
     "in_place",
     "cloud",
@@ -182,6 +183,13 @@ assert {name for batch in mix for name in batch["dataset"]} == {"one", "two"}
 if "frame_cache" in lacking:  # loaded by name
     cache = seqrecord.FrameCache(folder / "frames", "1GiB")
     check_missing(lambda place: seqrecord.SeqRecordPipe(place, **options, frame_cache=cache), path)
+
+mix_file = folder / "mix.yaml"
+mix_file.write_text("sources: {a: {location: records}}")
+if "recipes" in lacking:  # loaded by name
+    check_missing(partial(seqrecord.SeqRecordMix.from_file, **options), mix_file)
+else:
+    assert "mix" in str(seqrecord.SeqRecordMix.from_file(mix_file, **options).summarize())
 
 if "cuda" in lacking:  # loaded by name
     for device in ("cuda", "cpu"):

@@ -1,1 +1,1 @@
-"""Mixes of sources: weights, one batch of several sources, mix files, summaries."""
+"""Mixes of sources: weights, one batch of several sources."""

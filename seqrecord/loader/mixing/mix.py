@@ -27,7 +27,6 @@ from seqrecord.loader.mixing.sources import (
     agreed_clip_len,
     check_source,
 )
-from seqrecord.loader.mixing.summary import MixSummary
 from seqrecord.loader.mixing.weights import (
     Proportions,
     SourceSize,
@@ -44,6 +43,7 @@ from seqrecord.loader.pipes.option_values import Budget, Vector
 from seqrecord.loader.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, one_of
 from seqrecord.loader.pipes.states import Clip
 from seqrecord.loader.sampling.shares import MOST_SLOTS
+from seqrecord.store.areas import MIX_FILE, MIX_SUMMARY, load_entry
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.units import MAX_INT, check, check_flag, check_integer, check_seed, raise_if
 
@@ -247,9 +247,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             mix = seqrecord.SeqRecordMix.from_file("mix.yaml", clip_len=4, batch_size=2)
             names = next(iter(mix))["dataset"]  # for example ["a", "b"]
         """
-        from seqrecord.loader.mixing.file import load_mix
-
-        mix: Self = load_mix(cls, path, split, overrides)
+        mix: Self = load_entry(MIX_FILE)(cls, path, split, overrides)
         return mix
 
     @property
@@ -290,12 +288,12 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         loaders = self._mix.loaders.items()
         return {name: one.view.compute_statistics(**options) for name, one in loaders}
 
-    def summarize(self) -> MixSummary:
+    def summarize(self) -> Any:
         """Summarize sources, shares and features, and changes to the stored features.
 
-        Reads no frame; `seqrecord info mix.yaml` prints it.
+        Returns a `seqrecord.types.MixSummary`. Reads no frame; `seqrecord info mix.yaml` prints it.
         """
-        return MixSummary.of(self._mix)
+        return load_entry(MIX_SUMMARY).of(self._mix)
 
     def stats(self) -> dict[str, Any]:
         """Return statistics as in `SeqRecordIterableDataset`, summed.

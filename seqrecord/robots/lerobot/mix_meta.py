@@ -23,11 +23,11 @@ from seqrecord.formats.export.lerobot_meta import (
     task_table,
 )
 from seqrecord.loader.frames.array_specs import ArraySpec
-from seqrecord.loader.mixing.file import load_mix
 from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.loader.mixing.tasks import episode_tasks
-from seqrecord.loader.mixing.yaml_file import read_yaml
 from seqrecord.loader.pipes.clip_loader import ClipLoader
+from seqrecord.recipes.mix_file import load_mix
+from seqrecord.recipes.yaml_file import read_yaml
 from seqrecord.robots.lerobot.dataset import read_metadata
 from seqrecord.robots.lerobot.meta_folder import kept_folder
 from seqrecord.robots.lerobot.mix_sources import (

@@ -79,10 +79,10 @@ def _loader(
     dataset: Dataset, state: State, samples: str | None, split: str | None
 ) -> SeqRecordIterableDataset:
     """A loader of a dataset with those arguments of the run that its state has as values."""
-    from seqrecord.loader.mixing.file_values import python_value
-    from seqrecord.loader.mixing.yaml_file import yaml_value
     from seqrecord.loader.pipes.loaders import SeqRecordIterableDataset
     from seqrecord.loader.pipes.options import EngineOptions
+    from seqrecord.recipes.values import python_value
+    from seqrecord.recipes.yaml_file import yaml_value
 
     if state.shared_arguments:
         raise StateError(
@@ -122,8 +122,8 @@ def _loader(
 
 def _mix(path: str, state: State, split: str | None) -> SeqRecordMix:
     """The mix of a file with the arguments of a state."""
-    from seqrecord.loader.mixing.file import load_mix
     from seqrecord.loader.mixing.mix import SeqRecordMix
+    from seqrecord.recipes.mix_file import load_mix
 
     if not (shared := state.shared_arguments):
         raise StateError(

@@ -235,11 +235,11 @@ def _show_samples(
     dataset: Dataset, samples: str, clip_len: int | None, budget: str | None, *, as_json: bool
 ) -> None:
     # Imported late: torch takes seconds.
-    from seqrecord.loader.mixing.file_values import python_value
-    from seqrecord.loader.mixing.yaml_file import yaml_value
     from seqrecord.loader.pipes.make_view import make_view
     from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions, check_option
     from seqrecord.loader.pipes.planning import predict_use
+    from seqrecord.recipes.values import python_value
+    from seqrecord.recipes.yaml_file import yaml_value
 
     value = check_option("samples", python_value("samples", yaml_value(samples or "null")))
     first_part = value[0] if isinstance(value, list) else value
@@ -274,9 +274,9 @@ def _show_mix(
     path: str, clip_len: int | None, split: str | None, *, samples: bool, as_json: bool
 ) -> None:
     # Imported late: torch takes seconds.
-    from seqrecord.loader.mixing.file import load_mix
     from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
-    from seqrecord.loader.mixing.yaml_file import read_yaml
+    from seqrecord.recipes.mix_file import load_mix
+    from seqrecord.recipes.yaml_file import read_yaml
 
     arguments = {} if clip_len is None else {"clip_len": clip_len}
     # A training may choose these two itself.

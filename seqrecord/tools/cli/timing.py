@@ -31,9 +31,9 @@ def parse_arguments(values: Sequence[str]) -> dict[str, Any]:
     """Parse `NAME=VALUE` to arguments of a loader, as in a mix file."""
     if not values:
         return {}
-    from seqrecord.loader.mixing.file import OF_PYTHON  # imports torch, which takes seconds
-    from seqrecord.loader.mixing.file_values import check_keys, python_value
-    from seqrecord.loader.mixing.yaml_file import yaml_value
+    from seqrecord.recipes.mix_file import OF_PYTHON  # imports torch, which takes seconds
+    from seqrecord.recipes.values import check_keys, python_value
+    from seqrecord.recipes.yaml_file import yaml_value
 
     names = {field.name for field in fields(LoaderOptions)}.difference(OF_PYTHON)
     arguments: dict[str, Any] = {}

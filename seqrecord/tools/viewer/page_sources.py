@@ -74,8 +74,8 @@ def is_mix_file(path: str) -> bool:
 
 def _of_mix(path: str, features: Sequence[str] | None) -> PageSources:
     # Imported late: torch takes seconds.
-    from seqrecord.loader.mixing.file import load_mix
     from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
+    from seqrecord.recipes.mix_file import load_mix
 
     mix = load_mix(SeqRecordMix, path, None, {}, {"batch_size": 1, "clip_len": 1})
     sources = []

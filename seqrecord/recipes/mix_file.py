@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import ClipError, NotFoundError, SeqRecordError
-from seqrecord.loader.mixing.file_values import check_keys, python_value
 from seqrecord.loader.mixing.sources import MIX_OPTIONS
 from seqrecord.loader.mixing.weights import amount
-from seqrecord.loader.mixing.yaml_file import YamlDict, read_yaml
 from seqrecord.loader.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.loader.pipes.option_values import FrameCache
 from seqrecord.loader.pipes.options import LoaderOptions, check_option
+from seqrecord.recipes.values import check_keys, python_value
+from seqrecord.recipes.yaml_file import YamlDict, read_yaml
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.opening import dataset_of
 from seqrecord.store.reading.opening import open as open_dataset

@@ -19,8 +19,8 @@ import torch
 import seqrecord
 from seqrecord import CenterCrop, SeqRecordIterableDataset, SeqRecordMix, Vector, samples
 from seqrecord.errors import SeqRecordError
-from seqrecord.loader.mixing.file_values import python_value
 from seqrecord.loader.sampling.built_ins import BUILT_INS
+from seqrecord.recipes.values import python_value
 from tests.kit.clip_data import digests, no_leaks
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import write_dataset
