@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord.loader.engine.batches import Copy
-from seqrecord.loader.engine.stats import Trace
+from seqrecord.loader.engine.traces import Trace
 from seqrecord.loader.engine.workers import Copies
 
 PATIENCE = 60  # seconds

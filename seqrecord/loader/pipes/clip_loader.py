@@ -19,8 +19,9 @@ from seqrecord.loader.engine.batches import Batch
 from seqrecord.loader.engine.devices import BufferCache, Device, device_class
 from seqrecord.loader.engine.executor import Executor, Job
 from seqrecord.loader.engine.run import Run
-from seqrecord.loader.engine.stats import EngineStats, Trace, trace_path
+from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.tensors import array_of, tensor_of
+from seqrecord.loader.engine.traces import Trace, trace_path
 from seqrecord.loader.pipes.budget_costs import fit_columns
 from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.distributed import worker_threads
