@@ -45,8 +45,8 @@ def mux_mp4(
         file: a path, or memory.
         codec: a name in `CONTAINED`.
         size: height and width.
-        first: packets of the first group of pictures, in order, from which FFmpeg derives the
-            stream's header.
+        header_packets: packets of the first group of pictures, in order, from which FFmpeg
+            derives the stream's header.
         packets: all packets in decoding order, with ascending `dts`, at most `pts`.
         tick: duration of a tick in seconds.
         duration: of each frame, in ticks.

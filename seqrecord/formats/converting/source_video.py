@@ -138,7 +138,7 @@ class EpisodeVideos:
 
     Args:
         parts: the parts of each video, by feature.
-        stored: the features of the dataset. A video that is none there is decoded.
+        stored_schema: the features of the dataset. A video that is none there is decoded.
         resizing: features with another size, which are decoded too.
         num_frames, checks: as for `SourceVideo`.
     """

@@ -146,7 +146,7 @@ class _Opening:
             return source if source.exists() else None
 
     def _external_formats(self) -> list[SourceFormat]:
-        """Return the formats of other packages. One that fails to load is recorded in `tried`."""
+        """Return the formats of other packages. One that fails to load is in `attempts`."""
         formats = []
         for point in _points():
             try:

@@ -426,7 +426,7 @@ class ChunkLoader:
         self._stats.add(loads=1)
 
     def _go_on(self, item: AssignedLoad, begun_load: BegunLoad, index: IntArray) -> BegunLoad:
-        """Load `some` frames of a load, by index."""
+        """Load the frames of a load at `index`."""
         chunk, frame = _stored(self._clip_frames, [item])
         with self._buffers.storing(item.target, item.rows[index]) as (out, places):
             row_load = RowLoad(item.load.group, chunk[index], frame[index], places, out)

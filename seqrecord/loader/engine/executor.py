@@ -146,7 +146,7 @@ class Executor:
             number of batches under construction or ready. If a plan consists of single clips,
             `together` of its batches are delivered as one.
         num_threads: threads for copies, and the maximum for loads.
-        kept: cache of memory between iterations.
+        cache: memory kept between iterations.
         device: device of arenas and batches. Default: host.
         shared: whether the consumer sends batches to another process.
         decode_there: whether the device decodes video if possible; see `DeviceVideo`.

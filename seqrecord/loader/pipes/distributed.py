@@ -25,7 +25,7 @@ class Ranks:
     """This process's rank, explicit or detected, and its shards of an epoch. Picklable.
 
     Args:
-        given: the rank, and the number of ranks; `(0, 1)` gives the whole epoch to every process.
+        rank: the rank, and the number of ranks; `(0, 1)` gives the whole epoch to every process.
             By default the rank is detected at each use, from `torch.distributed` if initialized,
             else from the environment. With several ranks of Accelerate it is required: a process
             cannot detect whether Accelerate distributes the loader's batches among ranks. With

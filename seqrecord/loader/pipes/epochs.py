@@ -97,7 +97,7 @@ class Epochs:
 
         Raises `StateError` in a worker if the order depends on an epoch that was not set. There the
         first `next` raises it, because a worker with persistent siblings would otherwise die.
-        `next` also raises it if `set_epoch` and a state loaded `at_start` have different epochs.
+        `next` also raises it if `set_epoch` and the loaded state have different epochs.
         """
         try:
             self._buffering_pipe = buffering_pipe

@@ -323,7 +323,7 @@ class StreamingLoader(EpochStream):
         """Compute statistics after `frame_transform`; reads all frames of this loader's episodes.
 
         `options` are `max_frames`, `num_threads` and `progress` of `Dataset.compute_statistics`.
-        Stored statistics of the whole dataset are in `dataset.statistics`.
+        Stored statistics of the whole dataset are in `Dataset.statistics`.
         """
         return self._loader.view.compute_statistics(**options)
 

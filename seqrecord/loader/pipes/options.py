@@ -285,14 +285,14 @@ class ClipOptions(DerivedOptions):
         features: names of the features to read. Default: all. Clips are skipped if one of their
             frames lacks a requested feature.
         rename: new names by stored names, such as `{"image_left": "image"}`; `features` uses stored
-            names. All other arguments, transforms, clips and `loader.dataset` use the new names.
-            Saved states do not depend on it.
+            names. All other arguments, transforms, clips and the loader's `dataset` use the new
+            names. Saved states do not depend on it.
         episodes: selection of episodes: a list of keys, a list of numbers in dataset order, a glob
             on keys, or a predicate. A predicate receives the metadata of an episode, a dict with
             the attributes `key`, `num_frames`, `fps` and `split`.
         split: name of a split; selects its episodes. See `seqrecord split`.
         skip_bad_episodes: leave out selected episodes of an original that cannot be read. Default:
-            an error. `loader.dataset.bad_episodes` has the reasons.
+            an error. `Dataset.bad_episodes` has the reasons.
         samples: the samples of an epoch, a clip for each: a table, a function of an epoch's table,
             or a list of functions, which may begin with a table. Default: every start at which a
             clip is complete, every `stride` frames.
@@ -325,7 +325,7 @@ class ClipOptions(DerivedOptions):
             all images. Frames are resized once, directly after decoding. Images (kind `image`, or
             uint8 with 3 or 4 channels and no kind) are interpolated with antialiasing; depth,
             masks, segmentation and normals take the nearest pixel; other kinds are refused.
-            `frame_transform`, `clip_transform` and `loader.dataset` receive resized frames.
+            `frame_transform`, `clip_transform` and the loader's `dataset` receive resized frames.
             Features of kind `intrinsics` become those of the resized frames, and so do the
             intrinsics of `camera`.
         frame_cache: `FrameCache("/nvme/frames", "200GiB")`: a folder on a local disk where decoded
@@ -741,8 +741,8 @@ class DerivedBatches:
 class LoaderOptions(ClipOptions, DerivedBatches):
     """Arguments of `SeqRecordPipe`, `SeqRecordIterableDataset` and `SeqRecordNode`.
 
-    Loaders take them as keyword arguments, or together by `from_options`; `loader.options` returns
-    them. `dataclasses.replace` changes a copy.
+    Loaders take them as keyword arguments, or together by `from_options`; a loader's `options`
+    returns them. `dataclasses.replace` changes a copy.
 
     Raises `ClipError` for an invalid value, with the argument's name.
 

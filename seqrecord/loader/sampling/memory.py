@@ -473,7 +473,7 @@ class MemoryRequest:
     def _resident(self, settings: PlanSettings) -> PlanSettings:
         """The settings for frames that `stay` in several shards.
 
-        A shard has `CUTS_PER_CLIP` cuts for each clip of a batch, or as many as episodes, as far
+        A shard has `RUNS_PER_CLIP` cuts for each clip of a batch, or as many as episodes, as far
         as these decode at most `MOST_REREAD` twice.
         """
         if not self.stay or self.num_shards == 1:

@@ -67,7 +67,7 @@ class Delta(Filter):
         _sum_along(source, target, self.restart)
 
     def _slabs(self, array: UIntArray, shape: tuple[int, ...]) -> UIntArray:
-        """View frames of the shape `each`, [..., N, ...], as integers [outer, N, inner] with
+        """View frames of `shape`, [..., N, ...], as integers [outer, N, inner] with
         `width` bytes.
         """
         _, length, inner = _slab_shape(self.axis, self.width, shape, array.dtype.itemsize)

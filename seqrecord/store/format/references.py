@@ -107,7 +107,7 @@ class ExternalList:
     """External files, named in pages by the list's id and a number, and samples of some.
 
     `new_checksums` has number and CRC32C of files whose modification time was too recent to prove
-    that they are unchanged, see `storage.new_since`. `nonce` is drawn for each list that is
+    that they are unchanged, see `new_since`. `nonce` is drawn for each list that is
     written: the same files have another list id when they are indexed again.
     """
 

@@ -68,7 +68,7 @@ class NonFinite:
 
 
 def add_non_finite(places: list[NonFinite], additions: Iterable[NonFinite]) -> None:
-    """Append places to `known`; an episode is listed once, and at most 100 are."""
+    """Append to `places`; an episode is listed once, and at most 100 are."""
     for place in additions:
         if places and places[-1].episode == place.episode:
             previous = places[-1]

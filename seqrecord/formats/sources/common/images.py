@@ -381,7 +381,8 @@ def _tiff_shape(image: Any) -> tuple[int, ...]:
 def _is_wrong_by_pillow(image: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
     """Whether Pillow would return other values than the stored ones, without an error.
 
-    Found by a matrix of TIFFs that Pillow 13 and imagecodecs decode, see `test_image_files`.
+    Found by a matrix of TIFFs that Pillow 13 and imagecodecs decode, see
+    `tests/formats/test_image_files.py`.
     """
     tags = image.tag_v2
     if shape[2:] == _CHANNELS[image.mode]:

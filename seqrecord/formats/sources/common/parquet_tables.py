@@ -59,7 +59,7 @@ class ParquetTable:
             columns: columns to read, by default all.
             features: columns that are features; errors name them so.
             rows: maximum rows of a batch.
-            first: number of the first row. Row groups before it are not read.
+            first_row: number of the first row. Row groups before it are not read.
             group: number of the only row group to read.
             numbers: maximum numbers per row, by column.
 
