@@ -70,9 +70,15 @@ class Covering:
         Code that runs at import counts as run by each test that runs a function of the module or,
         if the module has no functions, of modules that import it.
         """
-        if change.deferred:
-            numbers = np.array([self._files[file] + change.statement])
-            return self._running(numbers)
+        return self.tests_of_lines(file, [change.statement] if change.deferred else [])
+
+    def tests_of_lines(self, file: str, lines: Collection[int]) -> list[RecordedTest]:
+        """Tests that run one of the statements that begin on these lines of functions.
+
+        Without lines, tests of code that runs at import.
+        """
+        if lines:
+            return self._running(self._files[file] + np.array(sorted(lines), np.int64))
         seen, waiting = {file}, deque([file])
         while waiting:
             each = waiting.popleft()

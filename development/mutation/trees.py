@@ -22,10 +22,10 @@ def project_files(root: Path) -> list[str]:
 
 
 def digest(root: Path, files: Sequence[str], tests: Sequence[str]) -> str:
-    """A short hash of code and tests, without this tool, and of the selected tests."""
+    """A short hash of code and tests, without development tools, and of the selected tests."""
     value = hashlib.sha256("\n".join(tests).encode())
     for name in files:
-        if name.endswith((".py", ".toml")) and not name.startswith("development/mutation/"):
+        if name.endswith((".py", ".toml")) and not name.startswith("development/"):
             data = (root / name).read_bytes()
             value.update(f"{name}\n{len(data)}\n".encode() + data)
     return value.hexdigest()[:12]

@@ -19,7 +19,7 @@ from development.mutation.covering import RecordedTest
 from development.mutation.drawing import Mutant
 from development.mutation.running import adopt_orphans, run_tests
 
-__all__ = ["PATIENCE", "Trial", "control", "identity", "read_results", "try_mutants"]
+__all__ = ["PATIENCE", "Trial", "control", "identity", "read_results", "share", "try_mutants"]
 
 FIRST = 12
 """Tests in a first run: most mutants need no more, and importing test files takes time."""
@@ -68,7 +68,7 @@ def try_mutants(
     """
     done = {result["id"] for result in read_results(results)}
     remaining = [trial for trial in trials if identity(trial.mutant) not in done]
-    _share(remaining, partial(_try, limit=limit), trees, results, len(trials))
+    share(remaining, partial(_try, limit=limit), trees, results, len(trials))
 
 
 def _try(tree: Path, trial: Trial, limit: float) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def control(tests: Sequence[RecordedTest], trees: Sequence[Path], results: Path)
     jobs = [list(chain(*files[start : start + FILES])) for start in range(0, len(files), FILES)]
     done = {result["job"] for result in read_results(results)}
     remaining = [job for job in jobs if job[0].name not in done]
-    _share(remaining, _control, trees, results, len(jobs))
+    share(remaining, _control, trees, results, len(jobs))
     failed: dict[str, bool] = {}
     for result in read_results(results):
         failed |= result["failed"]
@@ -145,14 +145,17 @@ def _control(tree: Path, tests: Sequence[RecordedTest]) -> dict[str, Any]:
     return {"job": tests[0].name, "seconds": round(seconds, 1), "failed": failed}
 
 
-def _share(
+def share(
     jobs: Sequence[Any],
     do: Callable[[Path, Any], Mapping[str, Any]],
     trees: Sequence[Path],
     results: Path,
     count: int,
 ) -> None:
-    """Do jobs in one process per tree; each process takes the next job when it is free."""
+    """Do jobs in one process per tree; each process takes the next job when it is free.
+
+    A job's result is a line of `results`. `count` includes the jobs that were done before.
+    """
     taking, giving = os.pipe()
     workers = []
     for tree in trees:
@@ -200,5 +203,5 @@ def _append(path: Path | None, text: str) -> None:
 def _line(number: int, count: int, result: Mapping[str, Any]) -> str:
     if "job" in result:
         return f"{number}/{count} without a change: {result['seconds']:.0f} s, {result['job']}\n"
-    place = f"{result['file']}:{result['line']}"
+    place = f"{result['file']}:{result['line']}" if "line" in result else result["id"]
     return f"{number}/{count} {result['outcome']}: {place}, {result['seconds']:.0f} s\n"
