@@ -26,7 +26,7 @@ OWN += or (test_image_files and (test_refused or cut_or_gone)) or locations_and_
 SHARE :=
 PARTS := store, loader, companions, frame_cache, recipes, video, in_place, cloud, formats, robots, cuda, tools
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-part test-removal test-slow test-services test-others test-benchmarks test-torchcodec test-peers test-lowest test-all mutants simulate docs check format release clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-part test-removal test-slow test-services test-others test-benchmarks test-torchcodec test-peers test-lowest test-all mutants faults simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -185,6 +185,9 @@ simulate: $(INSTALLED) ## Run 100,000 histories of commands with interleaved and
 
 mutants: $(INSTALLED) ## Count the small changes of the code that no fast test detects; ARGS='--to development/mutation' and so on
 	$(BIN)/python -m development.mutation $(ARGS)
+
+faults: $(INSTALLED) ## Count the faults of the bank that tests notice; ARGS='--tests tests/loader --slice 1/6' and so on
+	$(BIN)/python -m development.faults $(ARGS)
 
 docs: $(INSTALLED) ## Build the documentation into build/site; a warning is an error
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
