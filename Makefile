@@ -24,7 +24,7 @@ OWN := layers or docs or messages or simulation or kill or power_loss or two_wri
 OWN += or (test_image_files and (test_refused or cut_or_gone)) or locations_and_options_that_are_wrong
 # CI runs random shares of the tests that take longest: SHARE='--share 0.25 --share-seed COMMIT'
 SHARE :=
-PARTS := store, loader, companions, frame_cache, recipes, video, in_place, cloud, formats, robots, cuda, tools
+PARTS := store, loader, camera, companions, frame_cache, recipes, video, in_place, cloud, formats, robots, cuda, tools
 
 .PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-part test-removal test-slow test-services test-others test-benchmarks test-torchcodec test-peers test-lowest test-all mutants faults simulate docs check format release clean
 
@@ -133,7 +133,7 @@ test: $(INSTALLED) ## Run the fast tests
 	$(PYTEST) --dist loadfile
 
 # The loader's begin with the golden plan and the model, which find most mistakes.
-test-part: $(INSTALLED) ## Run the fast tests of a part: PART=store, loader, companions, frame_cache, recipes, video, in_place, cloud, formats, robots, cuda, tools or project
+test-part: $(INSTALLED) ## Run the fast tests of a part: PART=store, loader, camera, companions, frame_cache, recipes, video, in_place, cloud, formats, robots, cuda, tools or project
 	$(if $(filter loader,$(PART)),$(PYTEST) --dist loadfile tests/loader/test_plan.py tests/loader/test_combinations.py)
 	$(PYTEST) --dist loadfile $(or $(wildcard tests/$(PART)),$(error PART is $(PARTS) or project))
 

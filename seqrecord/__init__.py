@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from seqrecord import sources as sources
     from seqrecord import statistics as statistics
     from seqrecord import types as types
+    from seqrecord.camera.values import Camera as Camera
+    from seqrecord.camera.values import RelativePose as RelativePose
     from seqrecord.errors import ClipError as ClipError
     from seqrecord.errors import FormatError as FormatError
     from seqrecord.errors import NotFoundError as NotFoundError
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
     from seqrecord.loader.clips.windows import delta_timestamps as delta_timestamps
     from seqrecord.loader.frames.normalization import Normalization as Normalization
     from seqrecord.loader.mixing.mix import SeqRecordMix as SeqRecordMix
-    from seqrecord.loader.pipes.camera_values import Camera as Camera
-    from seqrecord.loader.pipes.camera_values import RelativePose as RelativePose
     from seqrecord.loader.pipes.collating import collate as collate
     from seqrecord.loader.pipes.loaders import SeqRecordIterableDataset as SeqRecordIterableDataset
     from seqrecord.loader.pipes.loaders import SeqRecordPipe as SeqRecordPipe

@@ -13,9 +13,9 @@ from seqrecord.loader.clips import transforms
 from seqrecord.loader.clips.depth import DepthToMeters
 from seqrecord.loader.clips.transforms import CropStep
 from seqrecord.loader.clips.windows import At, Latest, Next, Seconds
-from seqrecord.loader.pipes.camera_values import Camera
 from seqrecord.loader.pipes.option_values import Budget, FrameCache, Vector
 from seqrecord.loader.pipes.options import EngineOptions
+from seqrecord.loader.pipes.registered_columns import find_maker
 from seqrecord.loader.sampling.built_ins import BUILT_INS
 from seqrecord.store.clips.table_places import sample_places
 from seqrecord.store.text import repr_of
@@ -123,6 +123,10 @@ def _vectors(key: str, value: Any) -> Any:
     return {name: _made(Vector, f"{key} of {name}", vector) for name, vector in value.items()}
 
 
+def _columns(key: str, value: Any) -> Any:
+    return _made(find_maker(key).values, key, value) if isinstance(value, Mapping) else value
+
+
 def _made(make: Callable[..., Any], key: str, value: Any) -> Any:
     """A value of the package from a mapping with its arguments; others are of Python."""
     return _called(make, key, value) if isinstance(value, Mapping) else value
@@ -153,5 +157,5 @@ _CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "vectors": _vectors,
     "batch_size": partial(_made, Budget),
     "frame_cache": partial(_made, FrameCache),
-    "camera": partial(_made, Camera),
+    "camera": _columns,
 }

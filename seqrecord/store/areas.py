@@ -88,6 +88,9 @@ MIX_FILE = "seqrecord.recipes.mix_file:load_mix"
 MIX_SUMMARY = "seqrecord.recipes.summary:MixSummary"
 """Class that describes a mix, see `SeqRecordMix.summarize`."""
 
+COLUMNS: Mapping[str, str] = {"camera": "seqrecord.camera.maker:CAMERA"}
+"""Makers of columns by argument of the loaders, see `loader.pipes.registered_columns`."""
+
 ORDERS: Mapping[str, str] = {
     "clips": "seqrecord.loader.sampling.clip_order:CLIPS",
     "sequences": "seqrecord.loader.sampling.sequences:SEQUENCES",

@@ -9,7 +9,17 @@ from typing import Any
 
 from tests.project.source_code import PACKAGE, parse
 
-FOLDERS = ("cloud", "companions", "cuda", "in_place", "loader", "robots", "store", "video")
+FOLDERS = (
+    "camera",
+    "cloud",
+    "companions",
+    "cuda",
+    "in_place",
+    "loader",
+    "robots",
+    "store",
+    "video",
+)
 """Parts that read frames. Sources keep errors of episodes, and raise them where they keep them."""
 
 EXAMPLES = {

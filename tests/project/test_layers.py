@@ -29,6 +29,7 @@ from tests.project.source_code import (
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = ("store", "companions", "video", "in_place", "cloud", "formats", "tools.edit")
 FLAT_PARTS = {
+    "camera",
     "companions",
     "frame_cache",
     "recipes",
@@ -142,8 +143,8 @@ print(*{*sys.argv[2:]} & ({*sys.modules} - before))
 import seqrecord.cli
 """
 UNUSED = """PIL av dateutil fsspec numpy.ma pandas platformdirs pyarrow.compute pyarrow.parquet
-torchdata urllib3 seqrecord.store.reading.index_building seqrecord.store.reading.summary
-seqrecord.tools.verify"""
+torchdata urllib3 seqrecord.camera seqrecord.store.reading.index_building
+seqrecord.store.reading.summary seqrecord.tools.verify"""
 
 
 def test_a_first_batch_imports_little(tmp_path: Path) -> None:

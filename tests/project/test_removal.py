@@ -18,6 +18,7 @@ from tests.store.test_golden import GOLDEN
 pytestmark = pytest.mark.usefixtures("home")
 
 OPTIONAL = [
+    "camera",
     "companions",
     "frame_cache",
     "recipes",
@@ -204,6 +205,14 @@ if "cuda" in lacking:  # loaded by name
                 assert "lacks its part `cuda`" in str(error), error
             else:
                 raise AssertionError("no error")
+
+steps = [seqrecord.RandomCrop((16, 20)), seqrecord.HorizontalFlip(0.5)]
+cropped = next(iter(seqrecord.SeqRecordPipe(path, **options, clip_transform=steps, camera=False)))
+assert cropped["image"].shape == (2, 4, 16, 20, 3)
+assert {"crop", "flipped"} < cropped.keys()
+if "camera" in lacking:  # loaded by name
+    for loader in (seqrecord.SeqRecordPipe, seqrecord.SeqRecordMapDataset):
+        check_missing(partial(loader, clip_len=4, camera=True), path)
 
 if "tools" in lacking:
     command = [sys.executable, "-m", "seqrecord", "info", str(path)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -17,7 +17,6 @@ from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.mixing.planning import MixPlan
 from seqrecord.loader.mixing.weights import SourceSize
 from seqrecord.loader.pipes.budget_costs import SampleCosts
-from seqrecord.loader.pipes.camera_values import Camera
 from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions
@@ -286,21 +285,8 @@ def _of_features(options: LoaderOptions, names: list[str], view: View) -> Loader
         pad=options.pad if has_frames else None,
         ragged=some(ragged) if isinstance(ragged, Mapping) else ragged,
         clip_transform=_steps_of(view, names),
-        camera=_camera_of(view, names),
+        camera=None if view.registered is None else view.registered.of_features(names),
     )
-
-
-def _camera_of(view: View, names: Collection[str]) -> Camera | None:
-    """The cameras of the images that a mix reads; `None` without any."""
-    if view.cameras is None:
-        return None
-    rigs = view.cameras.rigs
-    if not any(image.name in names for image in rigs.images):
-        return None
-    poses = rigs.camera.poses
-    if poses is not None:
-        poses = {image: feature for image, feature in poses.items() if image in names}
-    return replace(rigs.camera, poses=poses)
 
 
 def _steps_of(view: View, names: list[str]) -> list[Any] | dict[str, Any] | None:

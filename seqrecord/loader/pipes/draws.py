@@ -28,7 +28,6 @@ from seqrecord.loader.engine.crops import (
     whole_windows,
 )
 from seqrecord.loader.frames.array_specs import ArraySpec
-from seqrecord.loader.pipes.camera_flips import WorldFlips, flipped_features, warn_of_pairs
 from seqrecord.loader.pipes.columns import (
     BatchClips,
     ClipColumn,
@@ -38,6 +37,7 @@ from seqrecord.loader.pipes.columns import (
     NoDraws,
 )
 from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.registered_columns import Flips
 from seqrecord.store.clips.cameras import (
     OWN_DISTORTION,
     EpisodeCamera,
@@ -56,11 +56,12 @@ from seqrecord.store.feature_kinds import (
     are_intrinsics,
     is_distortion,
     is_picture,
+    partner_of,
 )
 from seqrecord.store.reading.dataset import Dataset
 
 if TYPE_CHECKING:
-    from seqrecord.loader.pipes.camera_columns import CameraColumns
+    from seqrecord.loader.pipes.registered_columns import ImageColumns
 
 DrawAt: TypeAlias = Callable[[IntArray, int], float]
 """Draws a number in [0, 1) for the batch of clips: their places, int64[n], and a purpose."""
@@ -227,7 +228,7 @@ class AugmentationSampler(NoDraws):
         cameras: crops and flips of each camera.
         arrays: arrays of a frame, after `frame_transform`.
         episodes: the episodes, with the metadata `camera`.
-        images: the cameras of images, if flips mirror the world of a clip.
+        images: the registered columns of images, which decide what flips change.
 
     Attributes:
         arrays: arrays of a frame in batches, before functions.
@@ -239,7 +240,7 @@ class AugmentationSampler(NoDraws):
         arrays: Mapping[str, ArraySpec],
         dataset: Dataset,
         episodes: ClipEpisodes,
-        images: CameraColumns | None = None,
+        images: ImageColumns | None = None,
     ) -> None:
         self._episodes, self.arrays = episodes, arrays
         kinds = {name: spec.kind for name, spec in dataset.features.items()}
@@ -264,7 +265,9 @@ class AugmentationSampler(NoDraws):
             self._cameras.append(CropSampler(crops, episodes, frames, dataset.url))
         self._images = images
         self._centered = [_centered_image(crops, images) for crops in self.crops]
-        self.flips = _world_flips(self.crops, arrays, kinds, images, dataset)
+        if images is None:
+            _warn_of_pairs(self.crops, dataset.url)
+        self.flips = Flips() if images is None else images.flips(self.crops, arrays, kinds)
 
     @property
     def is_any(self) -> bool:  # type: ignore[override]
@@ -313,7 +316,7 @@ class AugmentationSampler(NoDraws):
                 continue
             centers = None
             if image is not None and self._images is not None:
-                centers = self._images.rigs.principal_points(image, episode, start)
+                centers = self._images.principal_points(image, episode, start)
             windows = camera.windows(seed, epoch, numbers, episode, draw_batch, centers)
             parts |= dict.fromkeys(sorted(camera.crops.features), (camera.crops, windows))
         changes: dict[str, ValuesChange] = {
@@ -357,28 +360,14 @@ class AugmentationSampler(NoDraws):
         return frozenset((*intrinsics, *distortion, *self.flips.points))
 
 
-def _world_flips(
-    crops: Sequence[ClipCrops],
-    arrays: Mapping[str, ArraySpec],
-    kinds: Mapping[str, str | None],
-    images: CameraColumns | None,
-    dataset: Dataset,
-) -> WorldFlips:
-    """The features that flips change with the world; without `images`, a warning of pairs."""
-    if images is not None:
-        return WorldFlips.of(crops, arrays, kinds, images.windows, dataset.contents.names)
-    warn_of_pairs(crops, dataset.url)
-    return WorldFlips()
-
-
-def _centered_image(crops: ClipCrops, images: CameraColumns | None) -> str | None:
+def _centered_image(crops: ClipCrops, images: ImageColumns | None) -> str | None:
     """The image whose principal point windows need; `None` if they need none.
 
     Raises `ClipError` without `camera=`, and for an image without a camera.
     """
     if not crops.needs_centers:
         return None
-    names = [] if images is None else [image.name for image in images.rigs.images]
+    names = [] if images is None else images.images
     image = next((name for name in names if name in crops.features), None)
     if image is None:
         raise ClipError(
@@ -448,7 +437,7 @@ def _distortion_of(
     """The distortion features among `arrays` whose image may be mirrored."""
     kinds = {name: spec.kind for name, spec in dataset.features.items()}
     names = [name for name, spec in arrays.items() if is_distortion(name, spec, kinds.get(name))]
-    flipped = flipped_features(crops)
+    flipped = _flipped_features(crops)
     if not names or not flipped:
         return []
     images = {
@@ -464,3 +453,24 @@ def _distortion_of(
             count = arrays[name].shape[0] or 0
             distortions.append(_FrameDistortion(name, image, count, kinds.get(name) is not None))
     return distortions
+
+
+def _flipped_features(cameras: Sequence[ClipCrops]) -> set[str]:
+    """Features that a flip may mirror."""
+    return {
+        name
+        for crops in cameras
+        if any(isinstance(step, HorizontalFlip) and step.p for step in crops.steps)
+        for name in crops.features
+    }
+
+
+def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
+    """Log the stereo pairs that are flipped."""
+    flipped = _flipped_features(cameras)
+    for name in sorted(flipped):
+        if (right := partner_of(name, flipped)) is not None:
+            warn_once(
+                f"{url}: HorizontalFlip mirrors {name} and {right}: in flipped clips the left "
+                "camera is the right one, so exchange the two where they are flipped"
+            )

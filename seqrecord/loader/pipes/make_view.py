@@ -17,7 +17,6 @@ from seqrecord.loader.clips.layouts import episode_layout
 from seqrecord.loader.clips.tables import EpisodeLayout, IntArray
 from seqrecord.loader.engine.arena import FORMS, stacked
 from seqrecord.loader.frames.array_specs import ArraySpec, bind_schema
-from seqrecord.loader.pipes.camera_values import Camera
 from seqrecord.loader.pipes.columns import NO_DRAWS, ClipEpisodes
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.frame_arrays import (
@@ -28,6 +27,7 @@ from seqrecord.loader.pipes.frame_arrays import (
 )
 from seqrecord.loader.pipes.option_values import FrameCache
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
+from seqrecord.loader.pipes.registered_columns import ImageColumns, find_maker
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_samples, complete_clips
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.pipes.view import View
@@ -48,7 +48,6 @@ from seqrecord.store.text import repr_of, shown_place
 from seqrecord.store.units import parse_size, raise_if
 
 if TYPE_CHECKING:
-    from seqrecord.loader.pipes.camera_columns import CameraColumns
     from seqrecord.loader.pipes.text_values import Cut
 
 BY_MEMORY, SMALLEST = 0, 1  # frames of excerpts
@@ -186,19 +185,17 @@ def _view(
     clip_frames = windows.of_arrays(arrays.rows)
     check_tensors(arrays.rows)
     draws, batch_arrays = NO_DRAWS, arrays.rows
-    cameras_of_images: CameraColumns | None = None
-    if isinstance(options.camera, Camera):
-        from seqrecord.loader.pipes.camera_columns import CameraColumns
-        from seqrecord.loader.pipes.camera_rigs import EpisodeRigs
-
+    registered: ImageColumns | None = None
+    if options.camera is not None:
         row = int(clip_episodes.rows(epochs.first_clip.episode)[0])
-        rigs = EpisodeRigs.of(options.camera, dataset, arrays.rows, row)
-        cameras_of_images = CameraColumns(rigs, clip_frames.windows)
+        registered = find_maker("camera").make(
+            options.camera, dataset, arrays.rows, clip_frames.windows, row
+        )
     if cameras or dataset.contents.sizes or options.clip_functions:
         from seqrecord.loader.pipes.draws import AugmentationSampler
 
         draws = sampler = AugmentationSampler(
-            *(cameras, arrays.rows, dataset, clip_episodes, cameras_of_images),
+            *(cameras, arrays.rows, dataset, clip_episodes, registered),
         )
         batch_arrays = sampler.arrays
     has_transform = arrays.transform is not None
@@ -219,7 +216,7 @@ def _view(
         is_deterministic=arrays.is_deterministic,
         unchanged_features=arrays.unchanged,
         draws=draws,
-        cameras=cameras_of_images,
+        registered=registered,
         lengths=clip_frames.lengths,
         nested=arrays.nested,
         clip_episodes=clip_episodes,

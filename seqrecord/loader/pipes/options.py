@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import OF_CLIPS
 from seqrecord.loader.clips.windows import Nearest, Windows, check_windows
-from seqrecord.loader.pipes.camera_values import Camera, check_camera
 from seqrecord.loader.pipes.option_values import (
     Budget,
     FrameCache,
@@ -21,6 +20,7 @@ from seqrecord.loader.pipes.option_values import (
     check_ragged,
     check_vectors,
 )
+from seqrecord.loader.pipes.registered_columns import ColumnOptions, check_columns
 from seqrecord.loader.rules import Rule
 from seqrecord.loader.sampling.bounds import LAST_BATCH
 from seqrecord.loader.sampling.orders import ORDERS, Order, find_order
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-    from seqrecord.loader.clips.transforms import Camera as CameraSteps
-    from seqrecord.loader.clips.transforms import ClipFunction, ClipTransform
+    from seqrecord.loader.clips.transforms import Camera, ClipFunction, ClipTransform
     from seqrecord.store.clips.arrow_tables import TableLike
 
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
@@ -245,7 +244,7 @@ class DerivedOptions:
     own_windows: Mapping[str, Any]
     nearest: Mapping[str, Nearest]
     has_windows: bool
-    cameras: tuple[CameraSteps, ...]
+    cameras: tuple[Camera, ...]
     clip_functions: tuple[ClipFunction, ...]
     draws_sizes: bool
     epoch_order: Order
@@ -428,7 +427,7 @@ class ClipOptions(DerivedOptions):
     clip_transform: ClipTransform | None = _checked(None, _check_clip_transform)
     ragged: Ragged = _checked("list", _passes(check_ragged))
     vectors: Mapping[str, Vector] | None = _checked(None, check_vectors)
-    camera: bool | Camera | None = _checked(None, check_camera)
+    camera: bool | ColumnOptions | None = _checked(None, check_columns)
     output: str = _checked("torch", one_of("torch", "numpy"))
     seed: int = _checked(0, lambda _, value: check_seed(value))
 
@@ -486,7 +485,7 @@ class ClipOptions(DerivedOptions):
                 nearest[name], offsets = window, window.window
             if offsets is not None:
                 windows[name] = offsets
-        cameras: tuple[CameraSteps, ...] = ()
+        cameras: tuple[Camera, ...] = ()
         functions: tuple[ClipFunction, ...] = ()
         if self.clip_transform is not None:
             from seqrecord.loader.clips.transforms import chain_of

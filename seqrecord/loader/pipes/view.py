@@ -51,8 +51,8 @@ from seqrecord.store.text import shown_place
 if TYPE_CHECKING:
     from seqrecord.loader.clips.frame_lists import FrameLists
     from seqrecord.loader.engine.vectors import VectorSteps
-    from seqrecord.loader.pipes.camera_columns import CameraColumns
     from seqrecord.loader.pipes.clip_steps import StepSampler
+    from seqrecord.loader.pipes.registered_columns import ImageColumns
     from seqrecord.loader.pipes.text_values import Cut, TextValues
     from seqrecord.store.statistics.by_feature import Statistics
 
@@ -83,7 +83,7 @@ class View:
         is_deterministic: whether its results may be kept in memory.
         unchanged_features: features that it leaves unchanged.
         draws: sampler of `clip_transform` parameters.
-        cameras: the columns of images' cameras, if requested.
+        registered: columns of images that another part makes, if requested.
         vectors: steps of features: normalization, placement.
         lengths: the number of frames in a clip, for each of these features.
         nested: the features that come as nested tensors.
@@ -114,7 +114,7 @@ class View:
     is_deterministic: bool
     unchanged_features: frozenset[str]
     draws: NoDraws
-    cameras: CameraColumns | None = None
+    registered: ImageColumns | None = None
     vectors: VectorSteps = field(default_factory=dict)
     lengths: Mapping[str, int]
     nested: frozenset[str]
@@ -271,11 +271,10 @@ class View:
             if (mask := step.is_padding) is not None:
                 constants.append(constant(name + DIM_IS_PAD, mask))
         drawn: Sequence[ClipColumn] = self.draws.columns
-        if self.cameras is not None:
-            images = {image.name for image in self.cameras.rigs.images}
-            needs_frames = not images.isdisjoint(self.draws.sized_by_frames)
-            camera_columns = self.cameras.columns
-            drawn = [*drawn, *(replace(c, needs_frames=needs_frames) for c in camera_columns)]
+        if self.registered is not None:
+            needs_frames = not self.draws.sized_by_frames.isdisjoint(self.registered.images)
+            image_columns = self.registered.columns
+            drawn = [*drawn, *(replace(c, needs_frames=needs_frames) for c in image_columns)]
         span, windows = None if self.steps is None else self.steps.span, self.windows
         padded: Collection[str] = ()
         if any(windows.pads):

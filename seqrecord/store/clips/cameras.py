@@ -15,6 +15,9 @@ from seqrecord.store.units import is_integer
 
 INTRINSICS = ("fx", "fy", "cx", "cy")
 
+CAMERA_POSES = "camera_poses"
+"""Entry of the metadata: features with poses of cameras, in OpenCV's axes, by image."""
+
 
 class EpisodeCamera(NamedTuple):
     """The camera of a feature in the metadata `camera`.
@@ -69,12 +72,14 @@ class EpisodeCamera(NamedTuple):
         return [float("nan")] * (len(INTRINSICS) + 2)
 
 
-def camera_matrix(intrinsics: FloatArray, skew: FloatArray) -> FloatArray:
-    """Camera matrices K, float64[n, 3, 3], of fx, fy, cx, cy, [n, 4], and the skew, [n]."""
-    matrices = np.zeros((len(intrinsics), 3, 3))
-    matrices[:, 0, 0], matrices[:, 1, 1] = intrinsics[:, 0], intrinsics[:, 1]
-    matrices[:, :2, 2], matrices[:, 0, 1], matrices[:, 2, 2] = intrinsics[:, 2:], skew, 1
-    return matrices
+def unit_rotation(x: Any, y: Any, z: Any, w: Any) -> FloatArray:
+    """Rotation matrix [3, 3, …] from the parts of a unit quaternion: numbers or arrays […]."""
+    rows = (
+        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+    )
+    return np.array(rows)
 
 
 OWN_INTRINSICS = "_intrinsics"

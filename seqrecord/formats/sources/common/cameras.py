@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.store.clips.cameras import INTRINSICS
+from seqrecord.store.clips.cameras import INTRINSICS, unit_rotation
 from seqrecord.store.clips.distortion import (
     COEFFICIENTS,
     FISHEYE,
@@ -30,7 +30,6 @@ from seqrecord.store.clips.distortion import (
     NUM_COEFFICIENTS,
     OPENCV,
 )
-from seqrecord.store.clips.rigs import unit_rotation
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

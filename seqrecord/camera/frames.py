@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from seqrecord.camera.conventions import BoolArray, FloatArray
 from seqrecord.store.clips.grids import IntArray
-from seqrecord.store.clips.rigs import BoolArray, FloatArray
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.processes.threads import ThreadPool
 from seqrecord.store.reading.dataset import Dataset

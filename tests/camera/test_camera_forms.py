@@ -25,7 +25,7 @@ from seqrecord import (
     SeqRecordMix,
     SeqRecordPipe,
 )
-from seqrecord.store.clips.rigs import image_poses, pose_matrices
+from seqrecord.camera.conventions import image_poses, pose_matrices
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import open_storage
 from tests.formats.cases import index_source

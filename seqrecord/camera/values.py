@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from seqrecord.store.clips.rigs import AXES
+from seqrecord.camera.conventions import AXES
+from seqrecord.loader.pipes.registered_columns import ColumnOptions
 from seqrecord.store.units import are_names, check, check_flag, raise_if
 
 LARGE, START = "large", "first"
@@ -58,7 +57,7 @@ class RelativePose:
 
 
 @dataclass(frozen=True)
-class Camera:
+class Camera(ColumnOptions):
     """Cameras in batches: the argument `camera` of loaders.
 
     Example:
@@ -109,15 +108,6 @@ class Camera:
             object.__setattr__(
                 self, "poses", {**check("poses of a Camera", poses, is_right, expected)}
             )
-
-
-def check_camera(name: str, value: Any) -> Camera | None:
-    """Return the `Camera` of an argument; `None` for false."""
-    if isinstance(value, (bool, np.bool_)):
-        return Camera() if value else None
-    expected = "True, False or a seqrecord.Camera(…)"
-    camera: Camera = check(name, value, isinstance(value, Camera), expected)
-    return camera
 
 
 def _check_word(

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.loader.pipes.camera_values import CONSECUTIVE
+from seqrecord.camera.conventions import BoolArray, FloatArray
+from seqrecord.camera.values import CONSECUTIVE
 from seqrecord.store.clips.grids import IntArray
-from seqrecord.store.clips.rigs import BoolArray, FloatArray
 
 
 class ClipPoses(NamedTuple):

@@ -30,15 +30,13 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
+from seqrecord.store.clips.cameras import CAMERA_POSES, unit_rotation
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 OPENCV_POSES = "camera-to-world, OpenCV axes: x right, y down, z forward"
 """Value of `convention["pose"]` in the metadata of episodes with poses in this convention."""
-
-CAMERA_POSES = "camera_poses"
-"""Entry of the metadata: features with poses in this convention, by image."""
 
 POSE_SHAPES: tuple[tuple[int, ...], ...] = ((7,), (12,), (16,), (3, 4), (4, 4))
 """Shapes of poses: x y z and a quaternion x y z w, or a matrix in the order of rows."""
@@ -113,16 +111,6 @@ def rotations_of(quaternions: npt.NDArray[Any]) -> FloatArray:
     numbers = np.asarray(quaternions, np.float64)
     x, y, z, w = (numbers / np.linalg.norm(numbers, axis=1, keepdims=True)).T
     return np.moveaxis(unit_rotation(x, y, z, w), -1, 0)
-
-
-def unit_rotation(x: Any, y: Any, z: Any, w: Any) -> FloatArray:
-    """Rotation matrix [3, 3, …] from the parts of a unit quaternion: numbers or arrays […]."""
-    rows = (
-        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
-    )
-    return np.array(rows)
 
 
 def inverted(poses: FloatArray) -> FloatArray:

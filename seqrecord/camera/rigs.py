@@ -9,21 +9,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from seqrecord.camera.conventions import POSE_SHAPES, BoolArray, FloatArray, ImagePoses, image_poses
+from seqrecord.camera.frames import FrameValues, MedianDepths
+from seqrecord.camera.values import MEDIAN_DEPTH, Camera
 from seqrecord.errors import ClipError, located
 from seqrecord.loader.frames.array_specs import ArraySpec
-from seqrecord.loader.pipes.camera_frames import FrameValues, MedianDepths
-from seqrecord.loader.pipes.camera_values import MEDIAN_DEPTH, Camera
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.store.clips.cameras import (
     OWN_DISTORTION,
     OWN_INTRINSICS,
     EpisodeCamera,
-    camera_matrix,
     image_of,
 )
 from seqrecord.store.clips.distortion import FISHEYE, MAX_COEFFICIENTS, OPENCV, lens_model, lens_of
 from seqrecord.store.clips.grids import IntArray
-from seqrecord.store.clips.rigs import POSE_SHAPES, BoolArray, FloatArray, ImagePoses, image_poses
 from seqrecord.store.feature_kinds import (
     are_intrinsics,
     has_pixels,
@@ -262,6 +261,14 @@ class EpisodeRigs:
         camera = image.episode_camera.camera_in(self.dataset.contents.camera_of(metadata))
         model = lens_model(camera, count)
         return None if model is None else LENS_NUMBERS[model]
+
+
+def camera_matrix(intrinsics: FloatArray, skew: FloatArray) -> FloatArray:
+    """Camera matrices K, float64[n, 3, 3], of fx, fy, cx, cy, [n, 4], and the skew, [n]."""
+    matrices = np.zeros((len(intrinsics), 3, 3))
+    matrices[:, 0, 0], matrices[:, 1, 1] = intrinsics[:, 0], intrinsics[:, 1]
+    matrices[:, :2, 2], matrices[:, 0, 1], matrices[:, 2, 2] = intrinsics[:, 2:], skew, 1
+    return matrices
 
 
 def intrinsics_matrices(stored: FloatArray, present: BoolArray) -> tuple[FloatArray, BoolArray]:

@@ -7,7 +7,7 @@ exchanged in flipped clips: the mirrored `image_right` becomes `image_left`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from seqrecord.loader.clips.frames import ClipWindow
 from seqrecord.loader.clips.transforms import HorizontalFlip
 from seqrecord.loader.engine.crops import ClipCrops, ValuesChange
 from seqrecord.loader.frames.array_specs import ArraySpec, mask_name
-from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.registered_columns import Flips
 from seqrecord.store.feature_kinds import is_camera_image, is_distortion, is_picture, partner_of
 
 _XYZ = 3
@@ -36,17 +36,8 @@ class PointsChange(ValuesChange):
         return torch.cat((x, values[..., 1:]), dim=-1)
 
 
-@dataclass(frozen=True)
-class WorldFlips:
-    """The features that flips of a whole world change beside images.
-
-    Attributes:
-        partners: features that are exchanged in flipped clips, in both directions.
-        points: features of points.
-    """
-
-    partners: Mapping[str, str] = field(default_factory=dict)
-    points: Sequence[str] = ()
+class WorldFlips(Flips):
+    """The features that flips of a whole world change beside images."""
 
     @classmethod
     def of(
@@ -185,24 +176,3 @@ def _check_points(name: str, spec: ArraySpec) -> None:
             f"{name}=state`; or features without it",
             got=str(spec),
         )
-
-
-def flipped_features(cameras: Sequence[ClipCrops]) -> set[str]:
-    """Features that a flip may mirror."""
-    return {
-        name
-        for crops in cameras
-        if any(isinstance(step, HorizontalFlip) and step.p for step in crops.steps)
-        for name in crops.features
-    }
-
-
-def warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
-    """Log the stereo pairs that are flipped."""
-    flipped = flipped_features(cameras)
-    for name in sorted(flipped):
-        if (right := partner_of(name, flipped)) is not None:
-            warn_once(
-                f"{url}: HorizontalFlip mirrors {name} and {right}: in flipped clips the left "
-                "camera is the right one, so exchange the two where they are flipped"
-            )

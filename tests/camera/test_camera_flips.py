@@ -22,10 +22,10 @@ from seqrecord import (
     SeqRecordPipe,
     Vector,
 )
+from tests.camera.test_camera import assert_rigid, camera_points, errors_of
 from tests.cuda.side_streams import STREAMS, device_of, on_host
 from tests.formats.camera_originals import POINTS, shifted, write_tartanair
 from tests.kit.datasets import write_dataset
-from tests.loader.test_camera import assert_rigid, camera_points, errors_of
 
 Array = npt.NDArray[Any]
 

@@ -12,9 +12,9 @@ x of the world are at S x.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -22,23 +22,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.errors import ClipError
-from seqrecord.loader.clips.frames import ClipWindow
-from seqrecord.loader.engine.crops import IntrinsicsChange, whole_windows
-from seqrecord.loader.pipes.camera_relative import ClipPoses, mean_translations, relative_poses
-from seqrecord.loader.pipes.camera_rigs import (
+from seqrecord.camera.conventions import BoolArray, FloatArray, inverted, mirrored, pose_matrices
+from seqrecord.camera.flips import WorldFlips
+from seqrecord.camera.relative import ClipPoses, mean_translations, relative_poses
+from seqrecord.camera.rigs import (
     LENS_NUMBERS,
     EpisodeRigs,
     ImageCamera,
     ImageRig,
     intrinsics_matrices,
 )
-from seqrecord.loader.pipes.camera_values import MEAN_TRANSLATION, MEDIAN_DEPTH, START
+from seqrecord.camera.values import MEAN_TRANSLATION, MEDIAN_DEPTH, START, Camera
+from seqrecord.errors import ClipError
+from seqrecord.loader.clips.frames import ClipWindow
+from seqrecord.loader.engine.crops import ClipCrops, IntrinsicsChange, whole_windows
+from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.pipes.columns import BatchClips, ClipColumn, Column
+from seqrecord.loader.pipes.registered_columns import ImageColumns
 from seqrecord.store.clips.crop_windows import CropWindows
 from seqrecord.store.clips.distortion import MAX_COEFFICIENTS, mirror_factors
 from seqrecord.store.clips.grids import IntArray
-from seqrecord.store.clips.rigs import BoolArray, FloatArray, inverted, mirrored, pose_matrices
 from seqrecord.store.processes.forks import cached_property
 
 IS_MISSING = "_is_missing"
@@ -55,7 +58,7 @@ _SHAPES: Mapping[str, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class CameraColumns:
+class CameraColumns(ImageColumns):
     """The columns of cameras. Picklable.
 
     `windows` are the frames of each image.
@@ -92,6 +95,34 @@ class CameraColumns:
             columns.append(self._column(OFFSET, np.dtype(np.float64), (3,)))
         columns.append(self._column(IS_METRIC, np.dtype(bool), ()))
         return columns
+
+    @property
+    def images(self) -> list[str]:
+        """See `ImageColumns`."""
+        return [image.name for image in self.rigs.images]
+
+    def principal_points(self, image: str, rows: IntArray, frames: IntArray) -> FloatArray:
+        """See `ImageColumns`."""
+        return self.rigs.principal_points(image, rows, frames)
+
+    def flips(
+        self,
+        crops: Sequence[ClipCrops],
+        arrays: Mapping[str, ArraySpec],
+        kinds: Mapping[str, str | None],
+    ) -> WorldFlips:
+        """See `ImageColumns`."""
+        renamed = self.rigs.dataset.contents.names
+        return WorldFlips.of(crops, arrays, kinds, self.windows, renamed)
+
+    def of_features(self, names: Collection[str]) -> Camera | None:
+        """See `ImageColumns`."""
+        if not any(image in names for image in self.images):
+            return None
+        camera = self.rigs.camera
+        if (poses := camera.poses) is not None:
+            poses = {image: feature for image, feature in poses.items() if image in names}
+        return replace(camera, poses=poses)
 
     @property
     def _has_poses(self) -> bool:
