@@ -16,7 +16,6 @@ from tests.kit.datasets import columns, write_dataset, written_once
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:StatefulDataLoader saves neither"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
     pytest.mark.filterwarnings("error:Length of IterableDataset"),
 ]

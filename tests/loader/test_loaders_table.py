@@ -18,7 +18,7 @@ from torchdata.nodes import BaseNode, Batcher, Loader, Mapper, ParallelMapper, P
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import SeqRecordIterableDataset, SeqRecordNode, SeqRecordPipe, StateError
+from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordNode, SeqRecordPipe, StateError
 from tests.kit.clip_data import all_names, begun, names, resumed
 from tests.loader.resume_contract import check_node, check_stateful_loader
 
@@ -169,9 +169,13 @@ def test_stateful_loader(path: Path, workers: int) -> None:
 
     assert shapes(next(iter(make()))) == [4, 3, 2]
     check_resumes(make)
-    pipe = StatefulDataLoader(SeqRecordPipe(path, **BATCHES), batch_size=None, num_workers=workers)
-    with pytest.warns(UserWarning, match="resumes SeqRecordIterableDataset exactly"):
-        iter(pipe)
+    data = SeqRecordPipe(path, **BATCHES)
+    pipe: Any = StatefulDataLoader(data, batch_size=None, num_workers=workers)
+    for use in (iter, StatefulDataLoader.state_dict):
+        with pytest.raises(ClipError, match=r"StatefulDataLoader\(SeqRecordIterableDataset\(…\)\)"):
+            use(pipe)
+    assert len(run(DataLoader(data, batch_size=None, num_workers=workers))) == len(pipe)
+    assert data.state_dict(batches=0)["epoch"] == 0  # the refused iterations have begun none
 
 
 @row("torchdata.nodes.Loader")
@@ -230,7 +234,7 @@ def test_chains(path: Path) -> None:
 
     with pytest.raises(AttributeError, match="state_dict"):
         pipe.map(mapped).state_dict()
-    with pytest.warns(UserWarning, match="resumes SeqRecordIterableDataset exactly"):
+    with pytest.raises(ClipError, match="SeqRecordIterableDataset"):
         iter(StatefulDataLoader(pipe.map(mapped), batch_size=None))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import partial
@@ -383,16 +382,19 @@ class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
     """
 
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
-        """Called by a `DataLoader` at the start of an epoch; the pipe's own `seed` is used."""
+        """Called by a `DataLoader` at the start of an epoch; the pipe's own `seed` is used.
+
+        Raises `ClipError` if it is a `StatefulDataLoader`.
+        """
+        if is_stateful():
+            raise ClipError(
+                "a StatefulDataLoader saves neither position nor epoch of a DataPipe, and would "
+                "resume in another epoch",
+                expected="StatefulDataLoader(SeqRecordIterableDataset(…)), with the same arguments",
+                got=f"StatefulDataLoader({type(self).__name__}(…))",
+            )
         self._loader.planner.ranks.current()  # an error is better here than in a worker
         self._epochs.announce()
-        if is_stateful():
-            warnings.warn(
-                "StatefulDataLoader saves neither position nor epoch of a DataPipe: it resumes by "
-                "skipping items, maybe of another epoch. It resumes "
-                "SeqRecordIterableDataset exactly.",
-                stacklevel=2,
-            )
         return self
 
     def set_shuffle(self, shuffle: bool = True) -> SeqRecordPipe:
@@ -402,7 +404,7 @@ class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
 
 
 # Not the class of pipes, although both could be one: a StatefulDataLoader looks for a state in its
-# dataset, and wraps a DataPipe in a class of its own that has none, so it would resume by skipping.
+# dataset, and wraps a DataPipe in a class of its own that has none.
 class SeqRecordIterableDataset(StreamingLoader, IterableDataset[Clip]):
     """Stream clips as an `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
 
