@@ -91,6 +91,12 @@ MIX_SUMMARY = "seqrecord.recipes.summary:MixSummary"
 COLUMNS: Mapping[str, str] = {"camera": "seqrecord.camera.maker:CAMERA"}
 """Makers of columns by argument of the loaders, see `loader.pipes.registered_columns`."""
 
+TEXT_VALUES = "seqrecord.tools.derive.text_values:TextValues"
+"""Class of values of texts in batches, a `seqrecord.loader.pipes.text_columns.TextColumns`."""
+
+MIXED_TEXT_VALUES = "seqrecord.tools.derive.mixed_text_values:MixedValues"
+"""The same in batches of mixes, a `MixedTextColumns`."""
+
 ORDERS: Mapping[str, str] = {
     "clips": "seqrecord.loader.sampling.clip_order:CLIPS",
     "sequences": "seqrecord.loader.sampling.sequences:SEQUENCES",

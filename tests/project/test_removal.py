@@ -172,8 +172,11 @@ else:
     with seqrecord.open(path, join=other) as dataset:
         batch = next(iter(seqrecord.SeqRecordPipe(dataset, **options)))
         assert (batch["number"][:, 0, 0] == batch["start"]).all()
-    batch = next(iter(seqrecord.SeqRecordPipe(texts, **text_options)))
-    assert batch["task_embedding"][0].shape == (13, 2), batch
+    if "tools" in lacking:  # loaded by name
+        check_missing(lambda place: seqrecord.SeqRecordPipe(place, **text_options), texts)
+    else:
+        batch = next(iter(seqrecord.SeqRecordPipe(texts, **text_options)))
+        assert batch["task_embedding"][0].shape == (13, 2), batch
 
 clip = seqrecord.SeqRecordMapDataset(path, clip_len=4)[3]
 assert clip["image"].shape == (4, 24, 32, 3)

@@ -12,6 +12,7 @@ from seqrecord.errors import ClipError, SeqRecordError
 from seqrecord.loader.frames.trials import check_signature, repeatable
 from seqrecord.store.bfloat16 import as_array
 from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.reading.text_dictionaries import TextDictionary
 from seqrecord.store.schema import Schema
 from seqrecord.store.text import repr_of
 from seqrecord.store.value_kinds import VALUE_KINDS, FrameFunction, ValueKind, ValueName
@@ -50,6 +51,12 @@ class ArraySpec:
 
     def __str__(self) -> str:
         return self.value_kind.describe(self)
+
+
+def array_spec_of(dictionary: TextDictionary) -> ArraySpec:
+    """Return dtype and shape of a value, and the size of the largest one."""
+    spec = dictionary.spec
+    return ArraySpec(spec.dtype, spec.shape, dictionary.largest_nbytes)
 
 
 def clip_nbytes(specs: Mapping[str, ArraySpec], lengths: Mapping[str, int]) -> int:

@@ -28,6 +28,7 @@ from seqrecord.loader.mixing.mixed_batches import (
     check_sizes,
     differing_shapes,
     joined_features,
+    joined_texts,
 )
 from seqrecord.loader.mixing.notices import warn_of_form
 from seqrecord.loader.mixing.planning import MixPlan, MixPlanner, StoppingStrategy
@@ -38,7 +39,6 @@ from seqrecord.loader.mixing.sources import (
     SourceStats,
 )
 from seqrecord.loader.mixing.tasks import TaskNumbers
-from seqrecord.loader.mixing.text_values import joined_texts
 from seqrecord.loader.mixing.weights import Era, SourceSize, Weighting
 from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.distributed import warn_once

@@ -23,12 +23,13 @@ from seqrecord.loader.engine.devices import BufferCache, Device
 from seqrecord.loader.frames.array_specs import ArraySpec, clip_nbytes
 from seqrecord.loader.mixing.sources import SourceLoader, add_source
 from seqrecord.loader.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
-from seqrecord.loader.mixing.text_values import MixedValues, names_in
 from seqrecord.loader.pipes.columns import DIM_IS_PAD, ClipColumn, Column
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.states import Clip
+from seqrecord.loader.pipes.text_columns import MixedTextColumns
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace, ShardBatches
+from seqrecord.store.areas import MIXED_TEXT_VALUES, load_entry
 from seqrecord.store.feature_kinds import differences, has_pixels, is_image, known_kind
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.schema import FeatureSpec
@@ -69,7 +70,7 @@ class MixedBatches:
     missing: Mapping[str, list[int]]
     cameras: Sequence[str] = ()
     tasks: TaskNumbers | None = None
-    texts: Sequence[MixedValues] = ()
+    texts: Sequence[MixedTextColumns] = ()
     kept: BufferCache = field(default_factory=BufferCache)
 
     @classmethod
@@ -97,7 +98,7 @@ class MixedBatches:
             for name in filter(features.__contains__, view.batch_arrays):
                 kinds[number][name] = "a feature"
                 form.setdefault(name, view)  # of the first source with the feature
-            kinds[number] |= dict.fromkeys(texts & names_in(view), "values of texts")
+            kinds[number] |= dict.fromkeys(texts & {*view.value_names}, "values of texts")
             for column in view.columns.in_table(view.samples.in_epoch(0).samples):
                 is_list = column.dtype is None
                 kinds[number][column.name] = "a list" if is_list else f"a column {column.text}"
@@ -105,8 +106,8 @@ class MixedBatches:
                 needs_frames = earlier.needs_frames or column.needs_frames
                 columns[column.name] = replace(column, needs_frames=needs_frames)
         made = [*filter(form.__contains__, features)]
-        values, cameras = MixedValues.of_names(texts, views), list[str]()
-        names_of_texts = [of_texts.form.name for of_texts in values]
+        values, cameras = _text_columns(texts, views), list[str]()
+        names_of_texts = [of_texts.name for of_texts in values]
         missing = _missing(kinds, [*made, *names_of_texts])
         specs, lengths = dict[str, ArraySpec](), dict[str, int]()
         nested, squeezed = set[str](), set[str]()
@@ -178,8 +179,7 @@ class MixedBatches:
     @property
     def nested_names(self) -> Set[str]:
         """The features and values of texts that come as nested tensors."""
-        forms = [values.form for values in self.texts]
-        return self.nested | {form.name for form in forms if form.as_nested}
+        return self.nested | {values.name for values in self.texts if values.is_nested}
 
     @property
     def clip_bytes(self) -> int:
@@ -373,6 +373,27 @@ def _is_camera(view: View, name: str) -> bool:
     spec, stored = view.batch_arrays[name], view.dataset.features.get(name)
     kind = None if stored is None else stored.kind
     return has_pixels(spec) and is_image(spec, known_kind(name, spec, kind))
+
+
+def joined_texts(views: Collection[View], join: Join) -> Set[str]:
+    """The names of values of texts in batches."""
+    counts = Counter(name for view in views for name in view.value_names)
+    names = (name for name, count in counts.items() if join == "union" or count == len(views))
+    return dict.fromkeys(names).keys()
+
+
+def _text_columns(names: Collection[str], views: Mapping[int, View]) -> Sequence[MixedTextColumns]:
+    """Return the entries of these names that a source has.
+
+    Raises `ClipError` if sources disagree about them.
+    """
+    having = {name for view in views.values() for name in view.value_names}
+    if not (known := [name for name in names if name in having]):
+        return ()
+    columns: Sequence[MixedTextColumns] = [
+        load_entry(MIXED_TEXT_VALUES).of(name, views) for name in known
+    ]
+    return columns
 
 
 def joined_features(sources: Mapping[str, View], join: Join) -> list[str]:

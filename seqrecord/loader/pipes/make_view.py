@@ -48,7 +48,7 @@ from seqrecord.store.text import repr_of, shown_place
 from seqrecord.store.units import parse_size, raise_if
 
 if TYPE_CHECKING:
-    from seqrecord.loader.pipes.text_values import Cut
+    from seqrecord.loader.pipes.text_columns import Cut
 
 BY_MEMORY, SMALLEST = 0, 1  # frames of excerpts
 
@@ -101,9 +101,9 @@ def make_view(
             view = view.with_vectors(vector_steps(view, options.vectors))
         view = _with_form(options, view)
         if dataset.contents.dictionaries:
-            from seqrecord.loader.pipes.text_values import TextValues
+            from seqrecord.loader.pipes.text_columns import text_columns
 
-            texts = TextValues.of(dataset, view.batch_arrays, options.features, options.ragged)
+            texts = text_columns(dataset, view.batch_arrays, options.features, options.ragged)
             view = replace(view, texts=texts)
         reserved = view.order_columns
         if options.clip_transform is not None:

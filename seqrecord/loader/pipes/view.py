@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from seqrecord.loader.engine.vectors import VectorSteps
     from seqrecord.loader.pipes.clip_steps import StepSampler
     from seqrecord.loader.pipes.registered_columns import ImageColumns
-    from seqrecord.loader.pipes.text_values import Cut, TextValues
+    from seqrecord.loader.pipes.text_columns import Cut, TextColumns
     from seqrecord.store.statistics.by_feature import Statistics
 
 _Options = TypeVar("_Options", bound=ClipOptions)
@@ -123,7 +123,7 @@ class View:
     clip_episodes: ClipEpisodes
     metadata: tuple[str, ...]
     order_columns: tuple[str, ...] = ()
-    texts: TextValues | None = None
+    texts: TextColumns | None = None
     saved_fingerprint: str | None = None
     memory: PerProcess[Any] = field(default_factory=partial(PerProcess, batch_memory), repr=False)
 
@@ -356,6 +356,11 @@ class View:
         # No loop in Python: it would take as long again.
         rows = zip(*values.values(), strict=True)
         return list(map(make, map(zip, repeat(tuple(values)), rows)))
+
+    @property
+    def value_names(self) -> Collection[str]:
+        """The names of values of texts, without masks."""
+        return () if self.texts is None else self.texts.names
 
     def frames_of_texts(self, name: str) -> tuple[int, ...]:
         """The frames of text values in a clip; empty for a single frame."""

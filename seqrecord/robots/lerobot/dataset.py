@@ -23,11 +23,11 @@ from seqrecord.formats.sources.lerobot.layout import (
 from seqrecord.formats.sources.video.streams import TOLERANCE
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.clips.windows import delta_timestamps
+from seqrecord.loader.frames.array_specs import array_spec_of
 from seqrecord.loader.pipes.collating import collate
 from seqrecord.loader.pipes.frame_arrays import ragged_arrays
 from seqrecord.loader.pipes.map_dataset import SeqRecordMapDataset
 from seqrecord.loader.pipes.option_values import FrameCache
-from seqrecord.loader.pipes.text_values import array_spec_of
 from seqrecord.robots.lerobot.items import Episodes, PlannedDataset
 from seqrecord.robots.lerobot.planned import ClipPlanner, PlannedReader
 from seqrecord.store.bfloat16 import dtype_name

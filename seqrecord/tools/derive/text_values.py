@@ -11,9 +11,9 @@ Equal texts of a list are one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,10 @@ import torch
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.arena import nested, pad
 from seqrecord.loader.engine.tensors import tensor_of
-from seqrecord.loader.frames.array_specs import ArraySpec, mask_name
+from seqrecord.loader.frames.array_specs import ArraySpec, array_spec_of, mask_name
 from seqrecord.loader.pipes.frame_arrays import check_tensors, ragged_arrays
 from seqrecord.loader.pipes.option_values import Ragged
+from seqrecord.loader.pipes.text_columns import Cut, TextColumns
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.text_dictionaries import TextDictionary
 from seqrecord.store.schema import FeatureSpec
@@ -35,12 +36,9 @@ Clips: TypeAlias = "Sequence[str | Sequence[str] | None]"
 
 Value: TypeAlias = "npt.NDArray[Any]"
 
-Cut: TypeAlias = Literal["pad", "list", "nested"]
-"""Form of clips that differ in length; "pad" if they do not."""
-
 
 @dataclass(frozen=True, eq=False)
-class TextValues:
+class TextValues(TextColumns):
     """Values of texts in the batches of a view. Picklable.
 
     Attributes:
@@ -90,6 +88,11 @@ class TextValues:
             )
         return cls(dictionaries, arrays, as_nested)
 
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the dictionaries."""
+        return self.dictionaries.keys()
+
     def text_of(self, name: str) -> str:
         """Return the feature of the texts, for values or their mask."""
         return self.dictionaries[self.arrays[name].mask_of or name].text
@@ -125,12 +128,6 @@ class TextValues:
         is_padded = mask_name(name) in self.arrays
         spec, feature = self.arrays[name], self.dictionaries[name].spec
         return ValueForm(name, spec, feature, is_padded=is_padded, as_nested=name in self.nested)
-
-
-def array_spec_of(dictionary: TextDictionary) -> ArraySpec:
-    """Return dtype and shape of a value, and the size of the largest one."""
-    spec = dictionary.spec
-    return ArraySpec(spec.dtype, spec.shape, dictionary.largest_nbytes)
 
 
 def find_values(dictionary: TextDictionary, clips: Clips) -> dict[str, Value]:

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.batches import Batch
-from seqrecord.loader.pipes.text_values import ValueForm, find_values, on_device
+from seqrecord.loader.pipes.text_columns import MixedTextColumns
 from seqrecord.loader.pipes.view import View
 from seqrecord.store.reading.text_dictionaries import TextDictionary
-
-
-def joined_texts(sources: Collection[View], join: Literal["union", "intersection"]) -> Set[str]:
-    """The names of values in batches."""
-    counts = Counter(name for view in sources for name in names_in(view))
-    names = (name for name, count in counts.items() if join == "union" or count == len(sources))
-    return dict.fromkeys(names).keys()
-
-
-def names_in(view: View) -> Set[str]:
-    """The names of values in a source."""
-    return frozenset() if view.texts is None else view.texts.dictionaries.keys()
+from seqrecord.tools.derive.text_values import TextValues, ValueForm, find_values, on_device
 
 
 @dataclass(frozen=True, eq=False)
-class MixedValues:
+class MixedValues(MixedTextColumns):
     """The values of one name. Picklable.
 
     Attributes:
@@ -44,11 +32,15 @@ class MixedValues:
     dictionaries: Mapping[int, TextDictionary]
     num_frames: int | None
 
-    @classmethod
-    def of_names(cls, names: Collection[str], views: Mapping[int, View]) -> list[MixedValues]:
-        """The values of these names that a source has."""
-        having = {name for view in views.values() for name in names_in(view)}
-        return [cls.of(name, views) for name in names if name in having]
+    @property
+    def name(self) -> str:
+        """The name of the values."""
+        return self.form.name
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether they come as nested tensors."""
+        return self.form.as_nested
 
     @classmethod
     def of(cls, name: str, views: Mapping[int, View]) -> MixedValues:
@@ -57,7 +49,9 @@ class MixedValues:
         Raises `ClipError` if sources disagree about them.
         """
         texts = {
-            n: view.texts for n, view in views.items() if view.texts and name in names_in(view)
+            number: view.texts
+            for number, view in views.items()
+            if isinstance(view.texts, TextValues) and name in view.texts.names
         }
         forms = {n: values.form_of(name) for n, values in texts.items()}
         places = {
