@@ -111,8 +111,15 @@ def schema_of(groups: Mapping[str, int]) -> Schema:
     return Schema(found)
 
 
-def write_all(folder: Path, groups: Mapping[str, int] | None = None) -> Path:
-    """Write the dataset: `groups` with different chunk lengths, other features in one group."""
+def write_all(
+    folder: Path,
+    groups: Mapping[str, int] | None = None,
+    more_metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the dataset: `groups` with different chunk lengths, other features in one group.
+
+    All episodes have `more_metadata`.
+    """
     with seqrecord.SeqRecordWriter(
         folder,
         schema=schema_of(groups or {}),
@@ -121,7 +128,7 @@ def write_all(folder: Path, groups: Mapping[str, int] | None = None) -> Path:
         max_file_size=40_000,
     ) as writer:
         for number, length in enumerate(LENGTHS):
-            metadata, fps = metadata_of(number), FPS[number]
+            metadata, fps = metadata_of(number) | dict(more_metadata or {}), FPS[number]
             with writer.episode(key_of(number), metadata=metadata, fps=fps) as episode:
                 for frame in range(length):
                     episode.append(stored_frame(number, frame))

@@ -22,48 +22,30 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import numpy as np
 import torch
-from hypothesis import assume
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord import SeqRecordIterableDataset, SeqRecordMix
 from seqrecord.errors import SeqRecordError
-from tests.kit.clip_data import minimum_memory
-from tests.loader.clip_model import GROUPS, cases, write_all
-from tests.loader.resume_contract import Direct
-from tests.loader.table_model import table_cases
+from tests.loader import unordered
+from tests.loader.clip_model import GROUPS, write_all
+from tests.loader.configurations import OF_STREAMS, PROCESSES, drawn, maker
 
 __all__ = ["main"]
 
-PROCESSES = ("workers", "stateful workers")
-STREAMS: dict[str, Any] = {
-    "pipe": seqrecord.SeqRecordPipe,
-    "stream": SeqRecordIterableDataset,
-    "node": Direct,
-}
-SIZES = (1, 3, 7)
-KINDS = (*STREAMS, "pipe", "loader", "map style", "mix", "mix", *PROCESSES)
 COUNTS = [
     *("batches", "clips", "clips_dropped", "clips_incomplete", "clips_outside"),
     *("duplicate_clips", "features_resident", "frames_decoded"),
 ]
 """The last one is not of a mix, whose sources may have read ahead when it ends."""
-
-MIXED = (
-    *("clip_len", "dilation", "windows", "pad", "features", "metadata", "samples", "stride"),
-    "ragged",
-)
-"""Arguments of the sources of a mix."""
 
 
 class Digest:
@@ -129,36 +111,6 @@ class Outcome:
         return {**found, "error": self.error}
 
 
-@st.composite
-def configurations(draw: st.DrawFn) -> dict[str, Any]:
-    """A kind of loader, its arguments, and a history."""
-    rated = st.booleans().flatmap(lambda rated: cases(rated=rated, has_copies=True))
-    case = draw(st.one_of(rated, table_cases()))
-    assume(case.clips and case.smallest)
-    options = {n: value for n, value in case.options.items() if n != "frame_transform"}
-    if options["last_batch"] == "drop" and case.smallest < 3 * max(SIZES):
-        options["last_batch"] = "keep"  # or there may be no batch
-    is_plain = "device" not in options and "nested" not in repr(options.get("ragged"))
-    options["output"] = draw(st.sampled_from(["torch", "numpy"])) if is_plain else "torch"
-    kind = draw(st.sampled_from(KINDS))
-    if kind in PROCESSES and draw(st.integers(0, 9)):  # a start of processes is slow
-        kind = "loader"
-    if kind == "map style" and case.draws_lengths:
-        kind = "pipe"
-    sizes = [None, None, *SIZES] if isinstance(options["batch_size"], int) else [None]
-    return {
-        "kind": kind,
-        "options": options,
-        "ranks": draw(st.integers(1, 3)),
-        "epoch": draw(st.integers(0, 3)),
-        "taken": draw(st.integers(0, 6)),
-        "later ranks": draw(st.integers(1, 3)),
-        "later size": draw(st.sampled_from(sizes)),
-        "weights": draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
-        "end": draw(st.sampled_from(["first_exhausted", "all_exhausted", 5])),
-    }
-
-
 def run(records: Any, configuration: Mapping[str, Any]) -> Outcome:
     """Iterate over the loaders of a configuration."""
     outcome, kind = Outcome(), configuration["kind"]
@@ -172,40 +124,6 @@ def run(records: Any, configuration: Mapping[str, Any]) -> Outcome:
     except SeqRecordError as error:  # messages may change
         outcome.error = type(error).__name__
     return outcome
-
-
-def maker(records: Any, configuration: Mapping[str, Any]) -> Callable[..., Any]:
-    """Make a loader of a rank, with changed arguments."""
-    options, kind = dict(configuration["options"]), configuration["kind"]
-    if kind == "mix":
-        return lambda rank, **more: make_mix(records, configuration, rank, more)
-    kind = "stream" if kind == "loader" else kind
-    if options.get("memory_limit") == "least":
-        least = minimum_memory(lambda **given: STREAMS[kind](records, **{**options, **given}))
-        options["memory_limit"] = 3 * least
-    return lambda rank, **more: STREAMS[kind](records, **{**options, **more}, rank=rank)
-
-
-def make_mix(
-    records: Any, configuration: Mapping[str, Any], rank: tuple[int, int], more: Mapping[str, Any]
-) -> SeqRecordMix:
-    options = configuration["options"]
-    common = {name: options[name] for name in MIXED if name in options}
-    if any(isinstance(one, dict) and "frames" in one for one in options.get("samples", ())):
-        common["ragged"] = "pad"
-    sources = {
-        name: SeqRecordIterableDataset(records, **common, episodes=f"{name}/*")
-        for name in ("lab", "kitchen")
-    }
-    return SeqRecordMix(
-        sources,
-        weights=dict(zip(sources, configuration["weights"], strict=True)),
-        batch_size=more.get("batch_size") or options["batch_size"] or 4,
-        stopping_strategy=configuration["end"],
-        seed=options["seed"],
-        output=options["output"],
-        rank=rank,
-    )
 
 
 def stream(outcome: Outcome, make: Callable[..., Any], configuration: Mapping[str, Any]) -> None:
@@ -234,17 +152,8 @@ def stream(outcome: Outcome, make: Callable[..., Any], configuration: Mapping[st
 
 
 def read_by_number(outcome: Outcome, records: Any, configuration: Mapping[str, Any]) -> None:
-    of_streams = (
-        "shuffle",
-        "batch_size",
-        "engine",
-        "order",
-        "device",
-        "memory_limit",
-        "last_batch",
-    )
     given = configuration["options"].items()
-    options = {name: value for name, value in given if name not in of_streams}
+    options = {name: value for name, value in given if name not in OF_STREAMS}
     if "clip_transform" in options:
         torch.manual_seed(configuration["epoch"])
     dataset = seqrecord.SeqRecordMapDataset(records, **options)
@@ -264,31 +173,6 @@ def read_with_processes(outcome: Outcome, records: Any, configuration: Mapping[s
     outcome.add_state(dataset.state_dict(batches=configuration["taken"]))
 
 
-def drawn(seed: int, count: int) -> Iterator[dict[str, Any]]:
-    """The configurations of a seed, each with a seed of its own."""
-    for number in range(count):
-        examples: list[dict[str, Any]] = []
-        draw_two(seed * 1_000_003 + number, examples)
-        yield examples[-1]  # the first one is the simplest
-
-
-def draw_two(seed: int, examples: list[dict[str, Any]]) -> None:
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=2,
-        phases=[hypothesis.Phase.generate],
-        database=None,
-        derandomize=False,
-        deadline=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    @hypothesis.given(configurations())
-    def collect(configuration: dict[str, Any]) -> None:
-        examples.append(configuration)
-
-    collect()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.loader.digests", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -296,13 +180,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--to", type=Path, help="file for the digests")
     parser.add_argument("--compare", type=Path, help="file of another run")
+    parser.add_argument("--unordered", action="store_true", help="compare clips in any order")
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of configurations: unordered")
+    parser.add_argument("--show", action="store_true", help="print clips: unordered")
     options = parser.parse_args(arguments)
     logging.getLogger("seqrecord").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
+    if options.unordered:
+        with tempfile.TemporaryDirectory() as folder:
+            return unordered.main(options, Path(folder))
     begin, lines = time.perf_counter(), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as folder:
         records = seqrecord.open(write_all(Path(folder) / "records", GROUPS))
-        for number, configuration in enumerate(drawn(options.seed, options.count)):
+        for number, configuration in enumerate(drawn(options.seed, range(options.count))):
             line = {"number": number, "kind": configuration["kind"]}
             outcome = run(records, configuration)
             lines.append({**line, **outcome.line, "configuration": repr(configuration)})
