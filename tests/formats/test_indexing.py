@@ -402,6 +402,15 @@ def test_reading_in_place_reuses_memory(tmp_path: Path) -> None:
     assert peak < chunk
 
 
+def test_a_single_file_of_droid(tmp_path: Path) -> None:
+    """Its videos are beside it."""
+    write_video_of_droid(tmp_path / "set", "Fri", 1, 4)
+    source = open_source(tmp_path / "set/Fri/trajectory.h5")
+    seqrecord.convert(source, tmp_path / "packed", workers=1, statistics=False)
+    index_source(source, tmp_path / "index", workers=1)
+    assert_same(content_of(tmp_path / "index"), content_of(tmp_path / "packed"))
+
+
 def test_a_droid_video_with_more_frames_than_rows(tmp_path: Path) -> None:
     [path] = write_video_of_droid(tmp_path / "set", "Fri", 1, 4)
     write_video(path, pictures(5))

@@ -117,14 +117,14 @@ class Hdf5Source(ScannedInPlace):
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the files that GOPs may reference, by path."""
-        return external_files(self.path, find_files(self.path, _is_video))
+        return external_files(self._folder, find_files(self._folder, _is_video))
 
     def copied_files(self) -> dict[str, ExternalFile]:
         """Return the files of values and metadata."""
         files = find_files(
-            self.path, lambda path: is_hdf5_name(path) or is_droid_metadata(path.name)
+            self._folder, lambda path: is_hdf5_name(path) or is_droid_metadata(path.name)
         )
-        return external_files(self.path, files)
+        return external_files(self._folder, files)
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with self._open_episode(info) as (episode, path):
