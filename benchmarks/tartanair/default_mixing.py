@@ -27,7 +27,7 @@ from seqrecord.loader.sampling.memory import FrameSizes, MemoryPlan, MemoryReque
 from seqrecord.loader.sampling.plan import Plan, order_of
 from seqrecord.loader.sampling.runs import Shard, Window
 from seqrecord.store.clip_spec import ClipSpec
-from seqrecord.store.clips.grids import ChunkGrid, IntArray
+from seqrecord.store.tables.grids import ChunkGrid, IntArray
 
 __all__ = [
     *("CASES", "Case", "Group", "Job", "PlannedEpoch", "Row"),

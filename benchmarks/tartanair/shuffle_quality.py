@@ -27,7 +27,7 @@ from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.memory import AHEAD, FrameSizes, MemoryRequest
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.clip_spec import ClipSpec
-from seqrecord.store.clips.grids import ChunkGrid
+from seqrecord.store.tables.grids import ChunkGrid
 
 __all__ = [
     "ABANDONEDFACTORY",

@@ -39,10 +39,10 @@ from seqrecord.loader.engine.crops import ClipCrops, IntrinsicsChange, whole_win
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.pipes.columns import BatchClips, ClipColumn, Column
 from seqrecord.loader.pipes.registered_columns import ImageColumns
-from seqrecord.store.clips.crop_windows import CropWindows
-from seqrecord.store.clips.distortion import MAX_COEFFICIENTS, mirror_factors
-from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.cameras.crop_windows import CropWindows
+from seqrecord.store.cameras.distortion import MAX_COEFFICIENTS, mirror_factors
 from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.grids import IntArray
 
 IS_MISSING = "_is_missing"
 """End of mask names: values that the source or frame lacks, which are 0."""

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.store.clips.cameras import CAMERA_POSES, unit_rotation
+from seqrecord.store.cameras.intrinsics import CAMERA_POSES, unit_rotation
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from seqrecord.camera.conventions import BoolArray, FloatArray
-from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.processes.threads import ThreadPool
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.episode import Episode
+from seqrecord.store.tables.grids import IntArray
 
 _BLOCK = 1 << 12  # frames
 _MAX_REQUESTS = 8  # at a time

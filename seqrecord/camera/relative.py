@@ -9,7 +9,7 @@ import numpy as np
 
 from seqrecord.camera.conventions import BoolArray, FloatArray
 from seqrecord.camera.values import CONSECUTIVE
-from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.tables.grids import IntArray
 
 
 class ClipPoses(NamedTuple):

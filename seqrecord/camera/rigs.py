@@ -15,14 +15,19 @@ from seqrecord.camera.values import MEDIAN_DEPTH, Camera
 from seqrecord.errors import ClipError, located
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.store.clips.cameras import (
+from seqrecord.store.cameras.distortion import (
+    FISHEYE,
+    MAX_COEFFICIENTS,
+    OPENCV,
+    lens_model,
+    lens_of,
+)
+from seqrecord.store.cameras.intrinsics import (
     OWN_DISTORTION,
     OWN_INTRINSICS,
     EpisodeCamera,
     image_of,
 )
-from seqrecord.store.clips.distortion import FISHEYE, MAX_COEFFICIENTS, OPENCV, lens_model, lens_of
-from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.feature_kinds import (
     are_intrinsics,
     has_pixels,
@@ -34,6 +39,7 @@ from seqrecord.store.feature_kinds import (
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.tables.grids import IntArray
 
 LENS_NUMBERS = {OPENCV: 1, FISHEYE: 2}
 """The models in the column `<image>_distortion_model`; 0 is no distortion."""

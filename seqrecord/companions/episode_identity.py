@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError
-from seqrecord.store.clips.grids import IntArray, ragged_arange
 from seqrecord.store.json_object import JsonObject
 from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.tables.grids import IntArray, ragged_arange
 
 _DIGEST_BYTES = 8  # of the 16 in the index: an identity with 10 chunks of 3 features has 0.5 KB
 _HEX = re.compile(rf"([0-9a-f]{{{2 * _DIGEST_BYTES}}})*")

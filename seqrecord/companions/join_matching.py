@@ -35,10 +35,10 @@ from seqrecord.companions.join_relatives import (
 from seqrecord.companions.joined_index import Partners
 from seqrecord.companions.joined_tables import MatchedByKey
 from seqrecord.errors import FormatError, JoinError, located
-from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.derivations import stored_identities
 from seqrecord.store.reading.opening import Check
+from seqrecord.store.tables.grids import IntArray
 from seqrecord.store.text import counted, first_of, shown_place
 
 _UID_BYTES = 16

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.store.clips.grids import IntArray, ragged_arange
 from seqrecord.store.format.index import GroupIndex, Index
 from seqrecord.store.format.rows import GAP_ROW, HEADER_BYTES, features_of
 from seqrecord.store.format.time_spans import EpisodeTimeSpans, timestamp_features
 from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.tables.grids import IntArray, ragged_arange
 
 _MAX_EMPTY_FRAMES = 1 << 16  # of a chunk without bytes
 _MAX_EMPTY_VIDEO = 256

@@ -16,7 +16,6 @@ from seqrecord.companions.join_matching import find_partners
 from seqrecord.companions.joined_index import Partners, companion_specs, joined_index
 from seqrecord.companions.joined_storage import JoinedStorage, joined_path
 from seqrecord.errors import ClipError, JoinError, NotFoundError, SchemaError
-from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.format.manifest import Manifest, RecordFile
 from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.dataset import Dataset
@@ -24,6 +23,7 @@ from seqrecord.store.reading.external_files import ExternalFiles, open_external_
 from seqrecord.store.reading.opening import Check, Missing
 from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
+from seqrecord.store.tables.grids import IntArray
 from seqrecord.store.text import counted, first_of, repr_of, shown_place
 
 if TYPE_CHECKING:

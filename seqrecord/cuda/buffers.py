@@ -51,7 +51,7 @@ from seqrecord.loader.engine.tensors import tensor_of, torch_dtype
 from seqrecord.loader.engine.vectors import VectorStep, VectorSteps, bits_of
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.sampling.memory import CONSUMER
-from seqrecord.store.clips.grids import run_bounds
+from seqrecord.store.tables.grids import run_bounds
 from seqrecord.store.value_kinds import BLOBS, RAGGED_ARRAYS, TEXTS, ValueKind
 
 

@@ -35,7 +35,6 @@ import numpy.typing as npt
 from seqrecord.errors import StorageError
 from seqrecord.loader.reading.mapped_files import MappedFiles
 from seqrecord.store.checksum import Buffer, crc32c
-from seqrecord.store.clips.grids import IntArray, run_bounds
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.storage.cache_folder import (
     READ,
@@ -51,6 +50,7 @@ from seqrecord.store.storage.cache_folder import (
     remove_entry,
     write_at,
 )
+from seqrecord.store.tables.grids import IntArray, run_bounds
 
 _MAGIC = b"SQFRAMES"
 _HEAD = struct.Struct("<8sQQQI")

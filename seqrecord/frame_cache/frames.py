@@ -39,7 +39,6 @@ import numpy.typing as npt
 from seqrecord.frame_cache.files import FrameEntry, FrameFiles
 from seqrecord.loader.engine.frame_readers import CachedRows, FrameReader, RowPlaces, is_costly
 from seqrecord.loader.frames.array_specs import ArraySpec
-from seqrecord.store.clips.grids import IntArray, run_bounds
 from seqrecord.store.format.index import GroupIndex, Index
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.processes.forks import PerProcess
@@ -50,6 +49,7 @@ from seqrecord.store.reading.pages import Page
 from seqrecord.store.reading.resizing import is_smooth
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.storage.cache_folder import Bools, CacheFolder, hash_of_place
+from seqrecord.store.tables.grids import IntArray, run_bounds
 
 if TYPE_CHECKING:
     from seqrecord.store.format.references import Reference

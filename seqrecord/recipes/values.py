@@ -17,7 +17,7 @@ from seqrecord.loader.pipes.option_values import Budget, FrameCache, Vector
 from seqrecord.loader.pipes.options import EngineOptions
 from seqrecord.loader.pipes.registered_columns import find_maker
 from seqrecord.loader.sampling.built_ins import BUILT_INS
-from seqrecord.store.clips.table_places import sample_places
+from seqrecord.store.tables.table_places import sample_places
 from seqrecord.store.text import repr_of
 
 _STEPS: dict[str, Callable[..., Any]] = {"DepthToMeters": DepthToMeters} | {

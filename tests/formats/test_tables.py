@@ -18,8 +18,8 @@ import pytest
 import seqrecord
 from seqrecord.errors import JoinError
 from seqrecord.formats.indexing.table_source import TableSource
-from seqrecord.store.clips.arrow_tables import ArrowTable
 from seqrecord.store.reading.filters import episode_names
+from seqrecord.store.tables.arrow_tables import ArrowTable
 from tests.kit.datasets import columns, write_dataset
 from tests.kit.tiny import check_frames
 

@@ -19,7 +19,7 @@ from seqrecord.loader.clips.tables import (
     MissingFrames,
     enumerate_clips,
 )
-from seqrecord.store.clips.grids import ChunkGrid, IntArray
+from seqrecord.store.tables.grids import ChunkGrid, IntArray
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from seqrecord.loader.clips.tables import (
     enumerate_clips,
     missing_from_bitmaps,
 )
-from seqrecord.store.clips.grids import (
+from seqrecord.store.format.manifest import MAX_EPISODES
+from seqrecord.store.format.rows import MAX_EPISODE_FRAMES
+from seqrecord.store.tables.grids import (
     MAX_FRAMES,
     MAX_OWNERS,
     ChunkGrid,
@@ -27,8 +29,6 @@ from seqrecord.store.clips.grids import (
     search_keys,
     split_keys,
 )
-from seqrecord.store.format.manifest import MAX_EPISODES
-from seqrecord.store.format.rows import MAX_EPISODE_FRAMES
 from tests.loader.clip_cases import Case, cases, episode_table
 
 ALL_64 = np.uint64(2**64 - 1)

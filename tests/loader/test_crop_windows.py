@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seqrecord import CenterCrop, ClipError, HorizontalFlip, RandomCrop, RandomResizedCrop
-from seqrecord.store.clips.crop_windows import CropWindows
+from seqrecord.store.cameras.crop_windows import CropWindows
 
 STEP = st.one_of(
     st.builds(RandomCrop, st.tuples(st.integers(1, 4), st.integers(1, 4))),

@@ -15,7 +15,7 @@ from seqrecord.loader.sampling.bounds import ClipStats
 from seqrecord.loader.sampling.passes import copies, in_step, passes
 from seqrecord.loader.sampling.runs import Cuts, Runs, Window
 from seqrecord.loader.sampling.spreading import Spreading, spread_runs
-from seqrecord.store.clips.grids import ragged_arange
+from seqrecord.store.tables.grids import ragged_arange
 from tests.loader.clip_cases import Case, cases, grid_of, layout_of, listed_clips
 from tests.loader.plan_cases import rows
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from seqrecord import FeatureSpec, Schema
 from seqrecord.errors import FormatError
-from seqrecord.store.clips.grids import ChunkGrid
 from seqrecord.store.format import index as index_module
 from seqrecord.store.format.arrow import read_batch
 from seqrecord.store.format.edits import (
@@ -43,6 +42,7 @@ from seqrecord.store.format.rows import (
     gap_rows,
 )
 from seqrecord.store.reading.index_building import build_index
+from seqrecord.store.tables.grids import ChunkGrid
 from tests.kit.tiny import loaded, write_tiny
 
 _SCHEMA = Schema(

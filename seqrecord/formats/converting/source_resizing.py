@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SchemaError
-from seqrecord.store.clips.cameras import (
+from seqrecord.store.cameras.crop_windows import FloatArray
+from seqrecord.store.cameras.intrinsics import (
     INTRINSICS,
     OWN_INTRINSICS,
     EpisodeCamera,
     followed_feature,
 )
-from seqrecord.store.clips.crop_windows import FloatArray
 from seqrecord.store.feature_kinds import is_picture
 from seqrecord.store.format.page_kinds import page_codec
 from seqrecord.store.format.pages import check_fits

@@ -20,14 +20,14 @@ import pyarrow as pa
 
 from seqrecord.errors import ClipError, located
 from seqrecord.formats.indexing.table_values import TableColumn, TableValues
-from seqrecord.store.clips.arrow_tables import ArrowTable
-from seqrecord.store.clips.grids import IntArray
-from seqrecord.store.clips.table_places import UNKNOWN, EpisodeNames, TablePlaces, place_names
 from seqrecord.store.format.inventory import LeftOut
 from seqrecord.store.originals.inventory import Account
 from seqrecord.store.originals.protocol import EpisodeInfo
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.schema import Block, Frame, Schema
+from seqrecord.store.tables.arrow_tables import ArrowTable
+from seqrecord.store.tables.grids import IntArray
+from seqrecord.store.tables.table_places import UNKNOWN, EpisodeNames, TablePlaces, place_names
 
 BUCKET_BYTES = 32 << 20  # of rows that are sorted together
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import ClipError, SchemaError, located
-from seqrecord.store.clips.arrow_tables import holds_lists, holds_text
-from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.tables.arrow_tables import holds_lists, holds_text
+from seqrecord.store.tables.grids import IntArray
 
 _EXPECTED = "numbers, booleans, texts, bytes, or lists of numbers; leave other columns out"
 

@@ -32,13 +32,13 @@ from seqrecord.formats.indexing.table_source import TableSource
 from seqrecord.in_place.files import on_disk
 from seqrecord.in_place.remote import RemoteFiles, is_url
 from seqrecord.in_place.remote_source import folder_and_name
-from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike, digest_of
-from seqrecord.store.clips.table_places import INDEX, EpisodeNames, place_names
 from seqrecord.store.reading.dataset import Dataset, open_packed
 from seqrecord.store.reading.filters import episode_names
 from seqrecord.store.reading.home import file_lock, is_private, make_private, private_folder
 from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.storage.url import local_path, parse_location
+from seqrecord.store.tables.arrow_tables import ArrowTable, TableLike, digest_of
+from seqrecord.store.tables.table_places import INDEX, EpisodeNames, place_names
 from seqrecord.store.text import name_index
 from seqrecord.store.units import Progress, format_size
 

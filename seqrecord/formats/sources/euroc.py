@@ -40,7 +40,7 @@ from seqrecord.formats.sources.common.specs import frame_rate
 from seqrecord.formats.sources.common.yaml_values import read_yaml
 from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.files import is_directory, is_file, list_folder
-from seqrecord.store.clips.distortion import model_of
+from seqrecord.store.cameras.distortion import model_of
 from seqrecord.store.originals.protocol import SourceFormat
 from seqrecord.store.text import repr_of
 

@@ -27,7 +27,7 @@ from seqrecord.formats.sources.common.sequences import (
     Values,
 )
 from seqrecord.in_place.files import opened
-from seqrecord.store.clips.distortion import OPENCV
+from seqrecord.store.cameras.distortion import OPENCV
 from seqrecord.store.originals.protocol import SourceFormat
 
 _WITHIN = 0.02  # seconds, the default of associate.py

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.common.cameras import Camera
 from seqrecord.formats.sources.scenes.views import well_formed
-from seqrecord.store.clips.cameras import INTRINSICS
-from seqrecord.store.clips.distortion import COEFFICIENTS, FISHEYE, MODEL, OPENCV
+from seqrecord.store.cameras.distortion import COEFFICIENTS, FISHEYE, MODEL, OPENCV
+from seqrecord.store.cameras.intrinsics import INTRINSICS
 from seqrecord.store.feature_kinds import is_image, is_picture, known_kind
 from seqrecord.store.originals.inventory import Account, account_of
 from seqrecord.store.originals.protocol import EpisodeInfo, Source

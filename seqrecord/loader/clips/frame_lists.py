@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from seqrecord.loader.clips.frames import ClipFrames, ClipKeys, ClipWindow, Reach, WindowFrames
 from seqrecord.loader.clips.tables import EpisodeLayout
-from seqrecord.store.clips.grids import ChunkGrid, IntArray, distinct, frame_keys, split_keys
 from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.grids import ChunkGrid, IntArray, distinct, frame_keys, split_keys
 
 
 @dataclass(frozen=True, eq=False)

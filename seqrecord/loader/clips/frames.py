@@ -42,14 +42,14 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.store.clips.grids import (
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.grids import (
     IntArray,
     distinct,
     frame_keys,
     nearest_frames,
     split_keys,
 )
-from seqrecord.store.processes.forks import cached_property
 
 UNKNOWN = -1
 """Age of a missing value."""

@@ -15,9 +15,9 @@ from seqrecord.loader.clips.tables import (
     missing_from_bitmaps,
 )
 from seqrecord.store.clip_spec import ClipSpec
-from seqrecord.store.clips.grids import ChunkGrid
 from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.filters import EpisodeFilter
+from seqrecord.store.tables.grids import ChunkGrid
 
 _LAYOUTS: WeakKeyDictionary[Contents, EpisodeLayout] = WeakKeyDictionary()
 

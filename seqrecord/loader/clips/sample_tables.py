@@ -18,16 +18,16 @@ from seqrecord.loader.clips.frames import COPIES, MissingFrames
 from seqrecord.loader.clips.samples import Values, taken
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.store.clip_spec import MAX_SETTING
-from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike, holds_lists, holds_text
-from seqrecord.store.clips.grids import distinct
-from seqrecord.store.clips.table_places import (
+from seqrecord.store.reading.filters import BadEpisodes
+from seqrecord.store.tables.arrow_tables import ArrowTable, TableLike, holds_lists, holds_text
+from seqrecord.store.tables.grids import distinct
+from seqrecord.store.tables.table_places import (
     INDEX,
     UNKNOWN,
     EpisodeNames,
     RowError,
     sample_places,
 )
-from seqrecord.store.reading.filters import BadEpisodes
 from seqrecord.store.text import counted, repr_of
 
 _EXPECTED = (

@@ -24,7 +24,7 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.clips.frames import COPIES, ClipKeys
 from seqrecord.loader.clips.tables import ClipTable, IntArray
 from seqrecord.store.clip_spec import ClipSpec
-from seqrecord.store.clips.grids import ragged_arange
+from seqrecord.store.tables.grids import ragged_arange
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import check, check_integer
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.sample_tables import sample_columns
 from seqrecord.loader.clips.tables import IntArray
-from seqrecord.store.clips.arrow_tables import TableLike
-from seqrecord.store.clips.table_places import EpisodeNames
 from seqrecord.store.storage.url import local_path
+from seqrecord.store.tables.arrow_tables import TableLike
+from seqrecord.store.tables.table_places import EpisodeNames
 
 _STOPS = ("stop", "end")
 

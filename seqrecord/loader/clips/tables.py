@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from seqrecord.loader.clips.frames import COPIES, FAR, ClipKeys, MissingFrames, merged_intervals
 from seqrecord.store.clip_spec import ClipSpec
-from seqrecord.store.clips.grids import ChunkGrid, IntArray, distinct, frame_keys, split_keys
 from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.grids import ChunkGrid, IntArray, distinct, frame_keys, split_keys
 
 __all__ = [
     "ClipTable",

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.frames import OffsetWindow, TimedWindow
 from seqrecord.loader.clips.windows import Seconds
-from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.feature_kinds import size_in
 from seqrecord.store.format.frame_rates import MAX_DRIFT, MAX_EXTRA, MAX_OFF
 from seqrecord.store.format.index import Index
@@ -27,6 +26,7 @@ from seqrecord.store.format.time_spans import (
     timestamp_features,
 )
 from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.tables.grids import IntArray
 from seqrecord.store.text import counted
 
 _MOST_BYTES = 16 << 20  # timestamps cached in memory

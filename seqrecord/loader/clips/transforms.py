@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, located
-from seqrecord.store.clips.crop_windows import CropWindows, FloatArray
-from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.cameras.crop_windows import CropWindows, FloatArray
+from seqrecord.store.tables.grids import IntArray
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import (
     MAX_INT,

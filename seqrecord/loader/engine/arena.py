@@ -27,8 +27,8 @@ from seqrecord.loader.engine.pools import BufferPool, page_aligned
 from seqrecord.loader.engine.tensors import tensor_of, torch_dtype
 from seqrecord.loader.frames.array_specs import ArraySpec, mask_name
 from seqrecord.loader.reading.mapped_frames import MIN_FRAME_BYTES
-from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.tables.grids import IntArray
 from seqrecord.store.value_kinds import (
     BLOBS,
     FIXED_ARRAYS,

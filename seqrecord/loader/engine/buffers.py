@@ -37,8 +37,8 @@ from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.sampling.memory import MAX_LOADS
 from seqrecord.store.bfloat16 import numbers_of
-from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.tables.grids import run_bounds
 
 if TYPE_CHECKING:
     from seqrecord.loader.engine.calls import Calls

@@ -36,12 +36,12 @@ from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import AssignedLoad, Load, RowLoad
 from seqrecord.loader.reading.chunk_store import ChunkStore
-from seqrecord.store.clips.grids import distinct, run_bounds
 from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Chunk
 from seqrecord.store.reading.raw_frames import frame_runs
 from seqrecord.store.storage.ranges import check_wanted
+from seqrecord.store.tables.grids import distinct, run_bounds
 
 _MUCH = 128 << 10  # bytes of encoded frames that make a partial load worthwhile
 

@@ -31,10 +31,10 @@ from seqrecord.loader.engine.crop_features import crop_features
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.store.bfloat16 import BFLOAT16
-from seqrecord.store.clips.crop_windows import CropWindows, FloatArray
-from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.cameras.crop_windows import CropWindows, FloatArray
 from seqrecord.store.codecs.resizing import nearest_pixels
 from seqrecord.store.feature_kinds import is_flow, is_image, is_normals, known_kind
+from seqrecord.store.tables.grids import IntArray
 
 if TYPE_CHECKING:
     from typing_extensions import Self

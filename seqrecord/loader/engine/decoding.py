@@ -18,9 +18,9 @@ from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import FORMS, FeatureRows
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.frames.array_specs import ArraySpec, add_place, apply_transform, check_arrays
-from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Chunk, Page
+from seqrecord.store.tables.grids import run_bounds
 from seqrecord.store.value_kinds import FrameFunction
 
 

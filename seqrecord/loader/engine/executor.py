@@ -65,11 +65,11 @@ from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.loader.sampling.memory import CONSUMER, Memory
 from seqrecord.loader.sampling.plan import Clips, Plan, Round
-from seqrecord.store.clips.grids import ragged_arange, run_bounds
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.tables.grids import ragged_arange, run_bounds
 
 if TYPE_CHECKING:
     from seqrecord.loader.engine.vectors import VectorSteps

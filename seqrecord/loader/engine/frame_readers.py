@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.reading.mapped_files import MappedFiles
-from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Page
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.storage.cache_folder import Bools
+from seqrecord.store.tables.grids import IntArray
 
 
 class CachedRows(NamedTuple):

@@ -28,12 +28,12 @@ import torch
 from seqrecord.loader.clips.layouts import episode_layout
 from seqrecord.loader.reading.mapped_files import MappedFiles
 from seqrecord.loader.reading.mapped_frames import MappedFrames, MappedRecords, mapped_frames
-from seqrecord.store.clips.grids import ChunkGrid, IntArray, distinct
 from seqrecord.store.format.pages import ALIGNMENT
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.processes.machine import usable_memory
 from seqrecord.store.reading.contents import Contents
 from seqrecord.store.schema import Schema
+from seqrecord.store.tables.grids import ChunkGrid, IntArray, distinct
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _FEW_FILES = 4

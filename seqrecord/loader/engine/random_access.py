@@ -54,10 +54,10 @@ from seqrecord.loader.engine.stores import (
 from seqrecord.loader.engine.workers import bytes_together, joined_bounds
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.sampling.plan import Clips
-from seqrecord.store.clips.grids import ChunkGrid, frame_keys, run_bounds, split_keys
 from seqrecord.store.format.pages import slice_frames
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.tables.grids import ChunkGrid, frame_keys, run_bounds, split_keys
 
 if TYPE_CHECKING:
     from seqrecord.loader.engine.vectors import VectorSteps

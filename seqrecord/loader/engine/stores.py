@@ -44,9 +44,9 @@ from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.sampling.plan import Clips, Frees, GroupPlan, Loads, Plan, Round
 from seqrecord.loader.sampling.runs import Intervals, Window
 from seqrecord.loader.sampling.used_frames import LoadFrames
-from seqrecord.store.clips.grids import distinct, frame_keys, ragged_arange, search_keys
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.grids import distinct, frame_keys, ragged_arange, search_keys
 
 _NO_KEYS = np.empty(0, np.int64)
 

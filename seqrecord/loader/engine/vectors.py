@@ -18,8 +18,8 @@ import torch
 
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.store.bfloat16 import numbers_of
-from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.grids import IntArray
 
 if TYPE_CHECKING:
     from seqrecord.loader.frames.normalization import Normalization

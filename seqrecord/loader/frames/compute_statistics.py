@@ -20,7 +20,6 @@ from seqrecord.loader.frames.array_specs import (
     check_arrays,
 )
 from seqrecord.loader.frames.trials import check_signature
-from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.processes.machine import usable_cores
 from seqrecord.store.reading.contents import Contents, Episodes
 from seqrecord.store.reading.episode import Episode
@@ -29,6 +28,7 @@ from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.statistics.by_feature import Statistics, num_channels
 from seqrecord.store.statistics.collecting import StatisticsCollector
 from seqrecord.store.storage.parallel import request_threads
+from seqrecord.store.tables.grids import run_bounds
 from seqrecord.store.units import Progress, check_integer
 from seqrecord.store.value_kinds import FrameFunction
 

@@ -29,10 +29,10 @@ from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
 from seqrecord.loader.sampling.memory import USUAL_LIMIT
-from seqrecord.store.clips.grids import distinct
-from seqrecord.store.clips.table_places import EpisodeNames
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.filters import episode_names
+from seqrecord.store.tables.grids import distinct
+from seqrecord.store.tables.table_places import EpisodeNames
 from seqrecord.store.text import counted, shown_place
 from seqrecord.store.units import format_size, parse_size, raise_if
 

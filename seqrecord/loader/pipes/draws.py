@@ -38,18 +38,18 @@ from seqrecord.loader.pipes.columns import (
 )
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.registered_columns import Flips
-from seqrecord.store.clips.cameras import (
-    OWN_DISTORTION,
-    EpisodeCamera,
-    followed_feature,
-)
-from seqrecord.store.clips.crop_windows import CropWindows, FloatArray
-from seqrecord.store.clips.distortion import (
+from seqrecord.store.cameras.crop_windows import CropWindows, FloatArray
+from seqrecord.store.cameras.distortion import (
     FISHEYE,
     MODEL,
     OPENCV,
     lens_model,
     mirror_factors,
+)
+from seqrecord.store.cameras.intrinsics import (
+    OWN_DISTORTION,
+    EpisodeCamera,
+    followed_feature,
 )
 from seqrecord.store.feature_kinds import (
     INTRINSICS_SHAPES,

@@ -30,8 +30,8 @@ from seqrecord.loader.pipes.option_values import FrameTransform, Ragged
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
-from seqrecord.store.clips.grids import distinct
 from seqrecord.store.schema import Schema
+from seqrecord.store.tables.grids import distinct
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import is_integer, raise_if
 from seqrecord.store.value_kinds import FrameFunction

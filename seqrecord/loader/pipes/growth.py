@@ -13,7 +13,7 @@ from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner, of_selected
 from seqrecord.loader.pipes.states import SourceState
 from seqrecord.loader.pipes.view import View
-from seqrecord.store.clips.arrow_tables import TableLike
+from seqrecord.store.tables.arrow_tables import TableLike
 
 
 def planner_of_state(planner: Planner, source: SourceState) -> Planner:

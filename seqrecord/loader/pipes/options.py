@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from seqrecord.loader.clips.transforms import Camera, ClipFunction, ClipTransform
-    from seqrecord.store.clips.arrow_tables import TableLike
+    from seqrecord.store.tables.arrow_tables import TableLike
 
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 MOST_RANKS = (1 << 31) - 1

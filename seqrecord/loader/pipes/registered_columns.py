@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from seqrecord.loader.engine.crops import ClipCrops, ValuesChange
     from seqrecord.loader.frames.array_specs import ArraySpec
     from seqrecord.loader.pipes.columns import ClipColumn
-    from seqrecord.store.clips.crop_windows import FloatArray
+    from seqrecord.store.cameras.crop_windows import FloatArray
     from seqrecord.store.reading.dataset import Dataset
 
 

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from seqrecord.errors import FormatError, SeqRecordError
 from seqrecord.loader.reading.mapped_files import MappedFiles, can_map
 from seqrecord.store.checksum import crc32c
-from seqrecord.store.clips.grids import IntArray, distinct, frame_keys, run_bounds
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.format.pages import page_offsets
 from seqrecord.store.format.rows import WORD, absent_frames
@@ -31,6 +30,7 @@ from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.raw_frames import FrameRun, RawFrames
 from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.storage.base import Storage, mapped_path_of
+from seqrecord.store.tables.grids import IntArray, distinct, frame_keys, run_bounds
 
 MIN_FRAME_BYTES = 16 << 10
 """Smaller frames are copied to rows: their pages of memory would have other features, too."""

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from seqrecord.loader.reading.chunk_store import PIECE_BYTES, Pieces
-from seqrecord.store.clips.grids import ChunkGrid, IntArray, ragged_arange, run_bounds
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.pages import ALIGNMENT
 from seqrecord.store.schema import Schema
+from seqrecord.store.tables.grids import ChunkGrid, IntArray, ragged_arange, run_bounds
 
 _MAX_GAP = ALIGNMENT - 1  # the padding between pages, as in `ChunkReader.reads`
 

@@ -39,7 +39,7 @@ from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.passes import num_passes
 from seqrecord.loader.sampling.runs import Window, cut_group, unit_group
 from seqrecord.store.clip_spec import ClipSpec
-from seqrecord.store.clips.grids import distinct
+from seqrecord.store.tables.grids import distinct
 
 LAST_BATCH = ("repeat", "drop", "keep")
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, ranks_of
 from seqrecord.loader.sampling.runs import CursorShares, Cuts, Runs, divide_shares
-from seqrecord.store.clips.grids import distinct
+from seqrecord.store.tables.grids import distinct
 
 _SHORT = 8  # of a shard: shorter runs are dealt whole where others are longer than a shard
 _PLACE_BITS = 20  # fraction of a cursor

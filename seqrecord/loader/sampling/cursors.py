@@ -27,7 +27,7 @@ from seqrecord.loader.clips.tables import EpisodeLayout, IntArray
 from seqrecord.loader.sampling.bounds import BlockSizes
 from seqrecord.loader.sampling.cost_shares import nearest_clips
 from seqrecord.loader.sampling.runs import Runs, Window, merged
-from seqrecord.store.clips.grids import ChunkGrid, ragged_arange
+from seqrecord.store.tables.grids import ChunkGrid, ragged_arange
 
 # Of blocks by cost, in which cursors of many gaps need longer ones than others.
 SLACK = 1.5

@@ -71,7 +71,7 @@ from seqrecord.loader.sampling.runs import (
 )
 from seqrecord.loader.sampling.shard_batches import ShardBatches
 from seqrecord.loader.sampling.spreading import UNCUT_CHUNKS, spread_runs
-from seqrecord.store.clips.grids import ragged_arange
+from seqrecord.store.tables.grids import ragged_arange
 
 _TIME_BITS = 20  # fraction of a cursor's share, to order clips of several cursors
 _MOST_SECTIONS = 8

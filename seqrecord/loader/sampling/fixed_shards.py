@@ -27,8 +27,8 @@ from seqrecord.loader.sampling.plan import Clips, Frees, GroupRound, Loads, Roun
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
 from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
 from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames, united
-from seqrecord.store.clips.grids import frame_keys, ragged_arange, split_keys
 from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.grids import frame_keys, ragged_arange, split_keys
 
 _ROUND = 256  # clips
 _PLACE_BITS = 20  # fraction of the distance between the clips of a run

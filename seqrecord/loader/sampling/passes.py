@@ -23,7 +23,7 @@ import numpy.typing as npt
 from seqrecord.loader.clips.tables import ClipTable, IntArray
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, uniform
 from seqrecord.loader.sampling.runs import Runs
-from seqrecord.store.clips.grids import frame_keys, ragged_arange
+from seqrecord.store.tables.grids import frame_keys, ragged_arange
 
 PASSES_OF_CURSOR = 4  # where they decide how many cursors there are
 _LEAST = 2  # … and else. Fewer: equal shares, which are cut

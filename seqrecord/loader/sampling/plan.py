@@ -21,8 +21,8 @@ from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws, DrawsByPlace, ShardBatches
 from seqrecord.loader.sampling.used_frames import LoadFrames, RunFrames, SampleFrames
 from seqrecord.store.clip_spec import ClipSpec
-from seqrecord.store.clips.grids import ragged_arange
 from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.grids import ragged_arange
 
 _WHOLE = Shard()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips

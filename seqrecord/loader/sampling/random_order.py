@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.loader.clips.tables import ClipTable, IntArray
-from seqrecord.store.clips.grids import ragged_arange
+from seqrecord.store.tables.grids import ragged_arange
 
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9

@@ -41,7 +41,8 @@ from seqrecord.loader.clips.frames import COPIES, Reach
 from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
 from seqrecord.store.clip_spec import ClipSpec
-from seqrecord.store.clips.grids import (
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.grids import (
     MAX_FRAMES,
     MAX_OWNERS,
     ChunkGrid,
@@ -50,7 +51,6 @@ from seqrecord.store.clips.grids import (
     ragged_arange,
     search_keys,
 )
-from seqrecord.store.processes.forks import cached_property
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import numpy as np
 from seqrecord.loader.sampling.bounds import ClipStats
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.loader.sampling.runs import Cuts, Runs
-from seqrecord.store.clips.grids import distinct, ragged_arange
+from seqrecord.store.tables.grids import distinct, ragged_arange
 from seqrecord.store.units import MAX_INT
 
 UNCUT_CHUNKS = 4  # in half an episode, or in a run: so short ones stay whole, because a cut reads

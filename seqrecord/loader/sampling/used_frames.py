@@ -24,8 +24,8 @@ import numpy.typing as npt
 from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.sampling.runs import Intervals, Runs, Window
-from seqrecord.store.clips.grids import distinct, frame_keys, split_keys
 from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.grids import distinct, frame_keys, split_keys
 
 _CLIPS_AT_ONCE = 1 << 13  # whose arrays are small: 1 << 15 take half as long again
 _MAX_MARKS = 1 << 26  # bytes; frames of longer intervals are sorted, several times as slow

@@ -16,8 +16,8 @@ from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.robots.lerobot.form import channels_first, depth_in, numbers
 from seqrecord.robots.lerobot.planned import ItemPlanner, PlannedIndex, PlannedReader
-from seqrecord.store.clips.grids import ragged_arange
 from seqrecord.store.processes.forks import PerProcess, cached_property
+from seqrecord.store.tables.grids import ragged_arange
 from seqrecord.store.text import counted
 
 STATISTICS = ("bytes_read", "frames_decoded", "video_frames_decoded")

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from seqrecord.store.clips.grids import ChunkGrid, IntArray, frame_keys
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.pages import ALIGNMENT
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.tables.grids import ChunkGrid, IntArray, frame_keys
 
 
 def is_decoded(spec: FeatureSpec) -> bool:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import EpisodeKeyError, SchemaError, located
-from seqrecord.store.clips.grids import ragged_arange
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.manifest import Manifest
 from seqrecord.store.format.statistics_file import read_statistics
@@ -24,6 +23,7 @@ from seqrecord.store.reading.resizing import resized_schema
 from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.base import Storage
+from seqrecord.store.tables.grids import ragged_arange
 from seqrecord.store.text import repr_of, shown_place
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.store.bfloat16 import numbers_of
-from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.format.index import Index
 from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.reading.notebook import MAX_ROWS, html_card
 from seqrecord.store.reading.pages import Page
 from seqrecord.store.reading.raw_frames import frame_runs
 from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.tables.grids import run_bounds
 from seqrecord.store.text import repr_of
 
 _FRAMES_AT_ONCE = 32  # a typical chunk of images

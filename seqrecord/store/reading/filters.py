@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SourceError
-from seqrecord.store.clips.table_places import EpisodeNames
 from seqrecord.store.format.index import Index
+from seqrecord.store.tables.table_places import EpisodeNames
 from seqrecord.store.text import counted, first_of, repr_of
 from seqrecord.store.units import is_integer
 

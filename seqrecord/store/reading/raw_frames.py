@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
 from seqrecord.store.checksum import crc32c
-from seqrecord.store.clips.grids import IntArray, ragged_arange, run_bounds
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.pages import aligned
@@ -32,6 +31,7 @@ from seqrecord.store.reading.resizing import resize_frame
 from seqrecord.store.schema import Schema
 from seqrecord.store.storage.base import Storage, file_url_of, worth_rereading
 from seqrecord.store.storage.ranges import ByteRange
+from seqrecord.store.tables.grids import IntArray, ragged_arange, run_bounds
 
 _BLOCK_BYTES = 2 << 20  # read, then checked while in the processor's cache
 PADDING = 4 << 10  # unneeded bytes read to merge two reads into one

@@ -28,7 +28,6 @@ from seqrecord.loader.pipes.loaders import SeqRecordPipe
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.view import View
-from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.feature_kinds import is_picture
 from seqrecord.store.format.manifest import Dictionary
 from seqrecord.store.originals.inventory import Account
@@ -38,6 +37,7 @@ from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.derivations import DERIVED_FROM
 from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
+from seqrecord.store.tables.grids import IntArray
 from seqrecord.tools.derive.provenance import Settings, compared, entry_of, has_equal_frames
 from seqrecord.tools.derive.results import Column, columns_of, rows_of, spec_of
 

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 from seqrecord.errors import ClipError, FrameError, NotFoundError, SchemaError, SourceError, located
 from seqrecord.formats.sources.common.array_files import NPZ, NpyFile, npz_names
-from seqrecord.store.clips.cameras import CAMERA_POSES
+from seqrecord.store.cameras.intrinsics import CAMERA_POSES
 from seqrecord.store.feature_kinds import check_kinds_and_units
 from seqrecord.store.format.edits import Edit, Features, Texts
 from seqrecord.store.format.footer import EpisodePart

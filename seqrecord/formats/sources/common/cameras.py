@@ -21,8 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.store.clips.cameras import INTRINSICS, unit_rotation
-from seqrecord.store.clips.distortion import (
+from seqrecord.store.cameras.distortion import (
     COEFFICIENTS,
     FISHEYE,
     MAX_COEFFICIENTS,
@@ -30,6 +29,7 @@ from seqrecord.store.clips.distortion import (
     NUM_COEFFICIENTS,
     OPENCV,
 )
+from seqrecord.store.cameras.intrinsics import INTRINSICS, unit_rotation
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

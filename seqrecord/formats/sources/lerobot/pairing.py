@@ -16,7 +16,7 @@ from seqrecord.formats.sources.lerobot.layout import LeRobotEpisode
 from seqrecord.formats.sources.video.files import VideoFile
 from seqrecord.formats.sources.video.streams import TOLERANCE
 from seqrecord.in_place.boundary import skipping_unreadable
-from seqrecord.store.clips.grids import nearest_frames
+from seqrecord.store.tables.grids import nearest_frames
 from seqrecord.store.text import counted
 
 FloatArray = npt.NDArray[np.float64]

@@ -18,10 +18,10 @@ from seqrecord.formats.sources.common.embedded import embedded_value
 from seqrecord.formats.sources.common.parquet_tables import ParquetTable, python_values
 from seqrecord.formats.sources.lerobot.language import EVENTS, Resolver, Rows, rows_of_frames
 from seqrecord.formats.sources.lerobot.layout import LeRobotEpisode
-from seqrecord.store.clips.arrow_tables import holds_text
 from seqrecord.store.feature_kinds import PIXEL_KINDS
 from seqrecord.store.format.arrow import to_numpy
 from seqrecord.store.schema import Block, FeatureSpec
+from seqrecord.store.tables.arrow_tables import holds_text
 from seqrecord.store.text import repr_of
 
 _ORDER = ("episode_index", "frame_index", "timestamp")

@@ -24,8 +24,8 @@ from seqrecord.formats.sources.video.files import VideoFile
 from seqrecord.formats.sources.video.streams import TOLERANCE, own_config, read_gops, video_spec
 from seqrecord.formats.sources.video.tables import PacketTable, read_references, read_table
 from seqrecord.in_place.remote import remote_files
-from seqrecord.store.clips.grids import nearest_frames
 from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.tables.grids import nearest_frames
 from seqrecord.video.depth import DepthScale
 from seqrecord.video.gops import DecodedFrame, Gop
 from seqrecord.video.references import ReferencedGops

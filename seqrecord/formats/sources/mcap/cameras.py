@@ -15,8 +15,8 @@ from seqrecord.formats.sources.common.cameras import Camera
 from seqrecord.formats.sources.mcap.bags import Topic
 from seqrecord.formats.sources.mcap.messages import ros_message
 from seqrecord.formats.sources.mcap.recordings import Recording
-from seqrecord.store.clips.cameras import OWN_INTRINSICS
-from seqrecord.store.clips.distortion import FISHEYE, OPENCV, model_of
+from seqrecord.store.cameras.distortion import FISHEYE, OPENCV, model_of
+from seqrecord.store.cameras.intrinsics import OWN_INTRINSICS
 from seqrecord.store.feature_kinds import PIXEL_KINDS
 from seqrecord.store.schema import FeatureSpec
 

@@ -29,7 +29,7 @@ from seqrecord.formats.sources.mcap.topics import LAYOUT, TopicSource, is_video,
 from seqrecord.formats.sources.mcap.transforms import read_poses
 from seqrecord.formats.sources.mcap.videos import TopicVideo, decode_videos, num_before_start
 from seqrecord.in_place.boundary import reader_boundary
-from seqrecord.store.clips.cameras import CAMERA_POSES
+from seqrecord.store.cameras.intrinsics import CAMERA_POSES
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.schema import Frame

@@ -19,7 +19,7 @@ from seqrecord.formats.sources.common.cameras import Camera, known_pose_of, rota
 from seqrecord.formats.sources.common.tables import is_row, parse_numbers, row_of, text_lines
 from seqrecord.formats.sources.scenes.views import Layout, Scene, View, inside, well_formed
 from seqrecord.in_place.files import is_directory, is_file, list_folder, opened
-from seqrecord.store.clips.distortion import FISHEYE, OPENCV
+from seqrecord.store.cameras.distortion import FISHEYE, OPENCV
 from seqrecord.store.text import counted
 
 _MODELS: tuple[tuple[str, int, str | None, str], ...] = (

@@ -27,7 +27,7 @@ from seqrecord.formats.sources.scenes.views import (
     well_formed,
 )
 from seqrecord.in_place.files import is_file, opened
-from seqrecord.store.clips.distortion import FISHEYE, OPENCV
+from seqrecord.store.cameras.distortion import FISHEYE, OPENCV
 from seqrecord.store.text import repr_of
 
 _FILE = "transforms.json"

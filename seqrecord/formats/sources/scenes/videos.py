@@ -57,7 +57,7 @@ from seqrecord.in_place.files import (
     version_of,
 )
 from seqrecord.in_place.limits import check_size
-from seqrecord.store.clips.distortion import OPENCV
+from seqrecord.store.cameras.distortion import OPENCV
 from seqrecord.store.text import repr_of
 
 _TRAJECTORY = "lowres_wide.traj"

@@ -36,7 +36,7 @@ from seqrecord.formats.sources.common.sequences import (
     path_of,
 )
 from seqrecord.in_place.files import is_directory, json_object, list_folder, read_bytes
-from seqrecord.store.clips.distortion import COEFFICIENTS, FISHEYE, MODEL, OPENCV
+from seqrecord.store.cameras.distortion import COEFFICIENTS, FISHEYE, MODEL, OPENCV
 
 IMAGE, DEPTH = "image", "depth"
 _KINDS = {IMAGE: IMAGE, DEPTH: DEPTH, "mask": "mask", "depth_mask": "mask"}

@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 
 from seqrecord.errors import ClipError
-from seqrecord.store.clips.arrow_tables import holds_text
-from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.arrow_tables import holds_text
+from seqrecord.store.tables.grids import IntArray
 from seqrecord.store.text import repr_of
 
 EPISODE_NAMES = ("episode", "episode_index")

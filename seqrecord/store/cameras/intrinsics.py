@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seqrecord.errors import ClipError
-from seqrecord.store.clips.crop_windows import CropWindows, FloatArray
+from seqrecord.store.cameras.crop_windows import CropWindows, FloatArray
 from seqrecord.store.units import is_integer
 
 INTRINSICS = ("fx", "fy", "cx", "cy")

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.tables.grids import IntArray
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 

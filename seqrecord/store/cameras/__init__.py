@@ -1,0 +1,1 @@
+"""Cameras: intrinsics, distortion, and windows of images."""

@@ -1,1 +1,0 @@
-"""Clips: enumeration, windows of features, and transforms."""
