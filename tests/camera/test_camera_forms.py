@@ -514,7 +514,7 @@ def test_a_feature_with_the_name_of_a_column(tmp_path: Path) -> None:
 
 
 def test_crops_add_no_columns_of_cameras(records: Path) -> None:
-    steps = [CenterCrop(12), seqrecord.Resize(6)]
+    steps = [CenterCrop(12), seqrecord.Resize((6, 6))]
     without = first_batch(records, camera=None, clip_transform=steps)
     assert without.keys() == {"episode", "start", "crop", "image"}
     assert first_batch(records, clip_transform=steps)["crop"].tolist() == [[3, 5, 12, 12]] * 2

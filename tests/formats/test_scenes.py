@@ -62,7 +62,9 @@ VIEWS: dict[str, dict[str, Any]] = {
     },
     "resize": {"clip_transform": seqrecord.Resize((108, 120))},
     "resize as decoded": {"resize": (48, 64)},
-    "crop, resize": {"clip_transform": [seqrecord.CenterCrop((60, 80)), seqrecord.Resize(90)]},
+    "crop, resize": {
+        "clip_transform": [seqrecord.CenterCrop((60, 80)), seqrecord.Resize((90, 90))]
+    },
 }
 
 

@@ -235,14 +235,17 @@ def test_wrong_sizes_are_refused(path: Path, tmp_path: Path) -> None:
     ):
         for number in range(6):
             episode.append(frame_of(0, number, SIZES[number == 4]))
-    pipe = SeqRecordPipe(tmp_path / "one", clip_len=2, batch_size=2, clip_transform=Resize(8))
+    pipe = SeqRecordPipe(tmp_path / "one", clip_len=2, batch_size=2, clip_transform=Resize((8, 8)))
     with pytest.raises(ClipError, match="differ in size") as caught:
         list(pipe)
     assert caught.value.episode == "a"
 
 
 UNKNOWN = "a frame without a value has no size"
-STEPS_OF_UNKNOWN: dict[str, Any] = {"crop": CenterCrop(8), "resize": [RandomCrop(8), Resize(4)]}
+STEPS_OF_UNKNOWN: dict[str, Any] = {
+    "crop": CenterCrop(8),
+    "resize": [RandomCrop(8), Resize((4, 4))],
+}
 
 
 def write_sparse(path: Path, *, varies: bool, first: tuple[int, int] = (3, 3)) -> Path:
@@ -341,7 +344,7 @@ SHARED: dict[str, dict[str, list[Any]]] = {
     },
     "resized": {
         "front_left": [HorizontalFlip(), RandomResizedCrop(8)],
-        "wrist": [Resize(8), HorizontalFlip()],
+        "wrist": [Resize((8, 8)), HorizontalFlip()],
     },
     "a flip of its own": {
         "front_left": [RandomCrop(16), HorizontalFlip()],
@@ -440,10 +443,10 @@ def test_cameras_without_valid_intrinsics(tmp_path: Path) -> None:
 
 
 def test_cameras_in_a_mix_and_before_a_function(cameras: Path) -> None:
-    steps = {"front_left": RandomCrop(8), "wrist": Resize(8)}
+    steps = {"front_left": RandomCrop(8), "wrist": Resize((8, 8))}
     source = SeqRecordIterableDataset(cameras, clip_len=1, clip_transform=steps)
     other = SeqRecordIterableDataset(
-        cameras, clip_len=1, features=["wrist"], clip_transform=Resize(8)
+        cameras, clip_len=1, features=["wrist"], clip_transform=Resize((8, 8))
     )
     mix = SeqRecordMix({"a": source, "b": other}, batch_size=4, features="intersection")
     batch = next(iter(mix))
@@ -470,16 +473,16 @@ def test_a_flipped_stereo_pair_is_logged(
 
 
 def test_wrong_cameras_are_refused(cameras: Path) -> None:
-    small = Resize(8, features=["wrist"])
+    small = Resize((8, 8), features=["wrist"])
     chains: list[tuple[Any, str]] = [
         ({}, "is not valid|mixes a dict"),
         ({"wrist": 3}, "of camera .* is not valid"),
-        ({3: Resize(2)}, "of camera .* is not valid"),
-        ({"wrist": [Resize(2), lambda c, _: c]}, "of camera .* is not valid"),
+        ({3: Resize((2, 2))}, "of camera .* is not valid"),
+        ({"wrist": [Resize((2, 2)), lambda c, _: c]}, "of camera .* is not valid"),
         ({"wrist": small}, "has the argument features"),
         ({"wrist": [RandomCrop(4), small]}, "has the argument features"),
-        ([{"wrist": Resize(2)}, Resize(2)], "mixes a dict"),
-        ({"none": Resize(2)}, "not read"),
+        ([{"wrist": Resize((2, 2))}, Resize((2, 2))], "mixes a dict"),
+        ({"none": Resize((2, 2))}, "not read"),
         ([small, RandomCrop(4, features=["wrist"])], "crops or resizes after Resize"),
         ([small, small], "crops or resizes after Resize"),
     ]

@@ -522,7 +522,10 @@ def test_errors(path: Path) -> None:
         ({**two, "clip_transform": lambda clip, _: clip}, "clips of one shape"),
         ({"clip_len": 2, **RESIZED}, "single clips"),
         ({"clip_len": 2, "batch_size": 2, "order": "sequences", **RESIZED}, "sequences"),
-        ({**two, "clip_len": 2, "clip_transform": [BatchResize([3]), Resize(2)]}, "after Resize"),
+        (
+            {**two, "clip_len": 2, "clip_transform": [BatchResize([3]), Resize((2, 2))]},
+            "after Resize",
+        ),
     ]
     for options, match in errors:
         with pytest.raises(ClipError, match=match):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from seqrecord.errors import ClipError, SchemaError, StateError
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.store.storage.local import LocalStorage
 from tests.kit.clip_data import digests, names, resumed
-from tests.kit.command_line import run
+from tests.kit.command_line import fail, run
 from tests.kit.datasets import columns, write_dataset
 from tests.kit.faults import CountingStorage
 from tests.kit.lerobot_stand_in import install
@@ -488,15 +488,64 @@ def test_errors(tmp_path: Path) -> None:
         ({"disparity": HALF}, ("disparity", "Resize((48, 56))", "kind disparity")),
         ({"precise": HALF}, ("precise", "up to 16 bits", "float64")),
         ({"pose": HALF}, ("pose", "kind image, depth", "kind pose")),
-        ({"image": (0, 4)}, ("resize of image", "(height, width)", "(0, 4)")),
-        ({"image": (True, 4)}, ("resize of image", "(height, width)", "(True, 4)")),
+        ({"image": (0, 4)}, ("resize of image", "{'image': (H, W)}", "(0, 4)")),
+        ({"image": (True, 4)}, ("resize of image", "{'image': (H, W)}", "(True, 4)")),
         ({"image": (1 << 20, 1 << 20)}, ("too large", "image")),
         ({}, ("resize", "{}")),
         ({3: HALF}, ("resize", "by feature")),
-        ("large", ("resize", "(height, width)", "large")),
+        ("large", ("resize=(H, W)", "large")),
         ((2, 3, 4), ("resize", "(2, 3, 4)")),
     ]
     for resize, texts in errors:
         with pytest.raises(seqrecord.SeqRecordError) as caught:
             SeqRecordPipe(tmp_path, clip_len=1, resize=resize)
         assert [text for text in texts if text not in str(caught.value)] == []
+
+
+SIZED: dict[str, tuple[str, Callable[[Path, Any], Any]]] = {
+    "pipe": ("resize=(H, W)", lambda path, size: SeqRecordPipe(path, clip_len=1, resize=size)),
+    "map": ("resize=(H, W)", lambda path, size: SeqRecordMapDataset(path, clip_len=1, resize=size)),
+    "feature": (
+        "resize={'image': (H, W)}",
+        lambda path, size: SeqRecordIterableDataset(path, clip_len=1, resize={"image": size}),
+    ),
+    "dataset": ("resize=(H, W)", lambda path, size: seqrecord.open(path).resized(size)),
+    "convert": (
+        "resize=(H, W)",
+        lambda path, size: seqrecord.convert(
+            seqrecord.open_source(path), path.with_name("small"), resize={"image": size}
+        ),
+    ),
+    "step": ("Resize((H, W))", lambda _, size: Resize(size)),
+    "step of a feature": ("Resize((H, W))", lambda _, size: Resize(size, features=["image"])),
+}
+
+
+@pytest.mark.parametrize("case", SIZED)
+def test_one_number_is_refused(raw: Path, case: str) -> None:
+    """It made squares, and is the shorter edge elsewhere. Crops to squares distort nothing."""
+    form, make = SIZED[case]
+    for size in (48, np.int64(48)):
+        with pytest.raises(ClipError) as caught:
+            make(raw, size)
+        assert form in str(caught.value)
+        assert "got: " in str(caught.value)
+        assert "48" in str(caught.value)
+    assert RandomCrop(48).size(HEIGHT, WIDTH) == (48, 48)
+
+
+def test_one_number_is_refused_in_texts(raw: Path, tmp_path: Path) -> None:
+    """In mix files, for all sources or one, and on the command line."""
+    for everywhere, source, form in (
+        ("resize: 48", "", "resize=(H, W), in YAML [H, W]"),
+        ("", ", resize: {image: 48}", "resize={'image': (H, W)}, in YAML [H, W]"),
+    ):
+        text = f"sources: {{a: {{location: '{raw}', clip_len: 2{source}}}}}\n{everywhere}\n"
+        (tmp_path / "mix.yaml").write_text(text)
+        with pytest.raises(ClipError) as caught:
+            SeqRecordMix.from_file(tmp_path / "mix.yaml", batch_size=2)
+        assert form in str(caught.value)
+    assert "in YAML [H, W]" in fail("bench", raw, "--loader", "resize=48", code=2)
+    write = "write", "--src", raw, "--dst", tmp_path / "small", "--resize"
+    for value in ("48", "image=48"):
+        assert "HEIGHTxWIDTH" in fail(*write, value, code=2)

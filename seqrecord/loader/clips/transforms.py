@@ -144,6 +144,9 @@ class Camera(NamedTuple):
 class _Sized(CropStep):
     """Base class of transform steps with a fixed output `size`, (height, width) or one number."""
 
+    _pair: str | None = None
+    """See `checked_size`."""
+
     def __init__(
         self,
         size: int | Sequence[int],
@@ -151,7 +154,7 @@ class _Sized(CropStep):
         features: Sequence[str] | None = None,
         shared: bool = True,
     ) -> None:
-        self._size = checked_size(type(self).__name__, size)
+        self._size = checked_size(type(self).__name__, size, pair=self._pair)
         self.features = _checked_names(type(self).__name__, features)
         self.shared = check_flag(f"{type(self).__name__}: shared", shared)
 
@@ -284,16 +287,19 @@ class Resize(_Sized):
     Optical flow coded as unsigned integers is an error.
 
     Args:
-        size: height and width in pixels, or one number for both.
+        size: height and width in pixels. One number, which elsewhere is the shorter edge, raises
+            `ClipError`.
         features: see `RandomCrop`.
 
     Example:
-        steps = [seqrecord.CenterCrop(40), seqrecord.Resize(20)]
+        steps = [seqrecord.CenterCrop(40), seqrecord.Resize((20, 20))]
         dataset = seqrecord.SeqRecordMapDataset("records/", clip_len=4, clip_transform=steps)
         print(dataset[0]["image"].shape)  # [4, 20, 20, 3]
     """
 
-    def __init__(self, size: int | Sequence[int], *, features: Sequence[str] | None = None) -> None:
+    _pair = "height and width in pixels: Resize((H, W))"
+
+    def __init__(self, size: Sequence[int], *, features: Sequence[str] | None = None) -> None:
         super().__init__(size, features=features)
 
     def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:  # noqa: ARG002
@@ -599,9 +605,13 @@ def _integers(draws: FloatArray, count: IntArray) -> IntArray:
     return np.minimum((draws * count).astype(np.int64), count - 1)
 
 
-def checked_size(name: str, size: Any) -> tuple[int, int]:
-    """Check a size given as one number or two. Raises `ClipError`."""
-    sides = [size, size] if is_integer(size) else size
+def checked_size(name: str, size: Any, *, pair: str | None = None) -> tuple[int, int]:
+    """Check a size given as one number or two. Raises `ClipError`.
+
+    With `pair`, the form of the argument, one number is refused: other packages resize the shorter
+    edge to it, and keep the ratio.
+    """
+    sides = [size, size] if is_integer(size) and pair is None else size
     try:
         if not isinstance(sides, Collection) or len(sides) != 2:
             raise TypeError
@@ -613,7 +623,7 @@ def checked_size(name: str, size: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise ClipError(
             f"{name}: invalid size",
-            expected="(height, width) in pixels, or one number for both",
+            expected=pair or "(height, width) in pixels, or one number for both",
             got=repr_of(size, 50),
         ) from None
     return height, width

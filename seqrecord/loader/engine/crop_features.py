@@ -144,7 +144,7 @@ def _by_kind(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -
         raise ClipError(
             "clip_transform: images of different sizes",
             expected='a dict of steps by feature, such as {"front": RandomCrop(224), "wrist": '
-            f"Resize(224)}}; or steps with features={names}, which do not change the others",
+            f"Resize((224, 224))}}; or steps with features={names}, which do not change the others",
             got=_listed([*names, *unfit], arrays, kinds),
         )
     followers, notes = [], []

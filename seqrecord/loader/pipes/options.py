@@ -121,10 +121,18 @@ def _check_resize(name: str, value: Any) -> Any:
     from seqrecord.loader.clips.transforms import checked_size
 
     if not isinstance(value, Mapping):
-        return checked_size(name, value)
+        pair = f"height and width in pixels: {name}=(H, W), in YAML [H, W]"
+        return checked_size(name, value, pair=pair)
     is_right = bool(value) and are_names(list(value))
     check(name, value, is_right, 'a dict by feature: {"camera": (224, 224)}')
-    return {feature: checked_size(f"{name} of {feature}", size) for feature, size in value.items()}
+    return {
+        feature: checked_size(
+            f"{name} of {feature}",
+            size,
+            pair=f"height and width in pixels: {name}={{{feature!r}: (H, W)}}, in YAML [H, W]",
+        )
+        for feature, size in value.items()
+    }
 
 
 def _check_clip_transform(_name: str, value: Any) -> Any:
@@ -349,7 +357,7 @@ class ClipOptions(DerivedOptions):
             pixels of the stored frame, and `flipped`, bool [batch], on the host. Features of kind
             `intrinsics` and `distortion`, and the columns of `camera`, become those of the visible
             image. A dict has separate steps for features, such as cameras of different sizes:
-            `{"front": RandomCrop(224), "wrist": Resize(224)}`; columns are then
+            `{"front": RandomCrop(224), "wrist": Resize((224, 224))}`; columns are then
             `front_crop` and so on. If frame sizes differ between episodes, each window fits its own
             episode.
 

@@ -51,7 +51,7 @@ def resized_schema(schema: Schema, sizes: Sizes) -> Schema:
             raise ClipError(
                 "resize is no height and width",
                 feature=name,
-                expected="two integers of at least 1",
+                expected="height and width in pixels: resize=(H, W)",
                 got=repr_of(size, 50),
             )
     return Schema(
