@@ -307,6 +307,15 @@ def test_all_ways_to_name_a_clip(dataset: Dataset) -> None:
     np.testing.assert_array_equal(pixels(view(batch, row=1)), pixels(view(one)))
 
 
+def test_columns_of_clips_are_no_frames() -> None:
+    """Crops and the offset of cameras are in the title, not rows of three or four frames."""
+    columns_of_clip = {"crop": np.arange(4), "camera_offset": np.zeros(3)}
+    figure = view({"image": np.zeros((2, 8, 8, 3), np.uint8), **columns_of_clip})
+    assert labels(figure) == ["image"]
+    [title] = [text for text in texts(figure) if "camera_offset" in text]
+    assert "crop: [0, 1, 2, 3], camera_offset: [0.0, 0.0, 0.0]" in title
+
+
 @pytest.fixture(scope="module")
 def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Texts, units, depth in millimetres, and an IMU whose number of samples varies."""
