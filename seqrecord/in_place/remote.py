@@ -4,7 +4,7 @@ Nothing is written to a disk, except for libraries that read local files only: s
 `RemoteFiles.local_copy`.
 
 Sources name originals by paths. `az://container/set/…` becomes the path `az:HASH/container/set/…`,
-which exists on no disk, with a hash of account and endpoint. `originals.files` passes such
+which exists on no disk, with a hash of account and endpoint. `in_place.files` passes such
 paths to the `RemoteFiles` object of this process that has the path's root. So all sources read URLs
 like local files.
 """

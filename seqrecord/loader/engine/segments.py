@@ -7,8 +7,8 @@ process has it open or mapped. It begins with a page of flags, one byte each::
 
 The owner sets a slot for each lease. The reader clears the slot after the last reference to the
 data is deleted. The owner may write only while all slots are clear. Readers keep the mapping until
-the owner has set `retired` or has ended, because page faults of a large batch take about as long as
-copying it.
+the owner has retired the segment or has ended, because page faults of a large batch take about
+as long as copying it.
 
 A fork of a reader also has the data, and its references cannot be observed. A lease that existed
 during a fork ends only after that fork and its own forks have ended.
