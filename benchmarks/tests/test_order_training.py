@@ -163,17 +163,24 @@ def test_tables_of_orders() -> None:
     assert len(parts) == 1 + 8
 
 
+# After a change: `python -m benchmarks.tartanair.shuffle_quality --write`, and the same of
+# `default_mixing`.
+
+
 @pytest.mark.page
-def test_the_pages_have_the_tables_of_this_code() -> None:
-    """After a change: `python -m benchmarks.tartanair.shuffle_quality --write`, and the same of
-    `default_mixing`.
-    """
+@pytest.mark.parametrize("name", shuffle_quality.TABLES)
+def test_the_page_has_the_tables_of_this_code(name: str) -> None:
     page = (ROOT / shuffle_quality.PAGE).read_text()
-    for name, lines in shuffle_quality.TABLES.items():
-        assert "\n".join(lines()) in page, name
+    assert "\n".join(shuffle_quality.TABLES[name]()) in page
+
+
+@pytest.mark.page
+def test_the_pages_have_the_default_settings_of_this_code() -> None:
     rows = list(default_mixing.rows_of())
-    assert default_mixing.table(rows) in page
-    assert default_mixing.summary(rows) in (ROOT / default_mixing.DOCS).read_text()
+    assert default_mixing.table(rows) in (ROOT / shuffle_quality.PAGE).read_text()
+    text = (ROOT / default_mixing.DOCS).read_text()
+    assert default_mixing.summary(rows) in text
+    assert default_mixing.shortfalls(rows) in text
 
 
 # Default settings
