@@ -163,10 +163,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.case and options.write:
         parser.error("--write measures all cases")
     chosen = [c for c in CASES if not options.case or any(part in c.name for part in options.case)]
+    measured_code = commit_line()
     found = table(chosen)
     print(found)
     if options.write:
-        write_block(PAGE, "ranks", f"{commit_line()}\n\n{found}\n")
+        write_block(PAGE, "ranks", f"{measured_code}\n\n{found}\n")
 
 
 if __name__ == "__main__":

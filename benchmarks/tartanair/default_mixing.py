@@ -453,11 +453,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.set and options.write:
         parser.error("--write measures all sets")
     cases = [c for c in CASES if not options.set or any(part in c.name for part in options.set)]
+    measured_code = commit_line()
     rows = list(rows_of(cases))
     print(table(rows))
     if options.write:
-        write_block(PAGE, "defaults", f"{commit_line()}\n\n{table(rows)}\n")
-        block = f"{summary(rows)}\n\n{shortfalls(rows)} {commit_line()}\n"
+        write_block(PAGE, "defaults", f"{measured_code}\n\n{table(rows)}\n")
+        block = f"{summary(rows)}\n\n{shortfalls(rows)} {measured_code}\n"
         write_block(DOCS, "mixing", block)
 
 

@@ -130,8 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--write", action="store_true", help="write ORDER.md")
     options = parser.parse_args(arguments)
+    measured_code = commit_line()
     for name, table in TABLES.items():
-        block = "\n".join((commit_line(), "", *table())) + "\n"
+        block = "\n".join((measured_code, "", *table())) + "\n"
         print(block)
         if options.write:
             write_block(PAGE, name, block)
