@@ -160,8 +160,10 @@ def test_loader_of_single_clips(path: Path) -> None:
 WITH_WORKERS = pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 
 
+# torchdata's iterator with workers reads attributes in `__del__` that a failed `__init__` lacks.
 @row("StatefulDataLoader")
 @WITH_WORKERS
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_stateful_loader(path: Path, workers: int) -> None:
     def make() -> Any:
         stream = SeqRecordIterableDataset(path, **BATCHES)
