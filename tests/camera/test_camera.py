@@ -21,7 +21,6 @@ from tests.kit.lenses import project
 Array = npt.NDArray[Any]
 
 MODELS = ("opencv", "opencv", "opencv_fisheye")
-MIRROR = np.diag([-1.0, 1.0, 1.0, 1.0])
 
 
 FAST = ("tartanair", "euroc", "colmap")  # the others are as many cases of the same tests

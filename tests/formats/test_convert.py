@@ -28,7 +28,6 @@ from tests.kit.tiny import read_all, same_frames
 # Some of these tests fork a process with threads.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
-ROOT = Path(__file__).parents[2]
 SMALL: dict[str, Any] = {"chunk_frames": 4, "max_file_size": "60kB"}
 
 # Two workers are processes with slow imports.

@@ -60,8 +60,6 @@ def frames_by_buckets(records: Path, table: Any, scratch: Path, bucket_bytes: in
 
 # Against a model
 
-SPANS = ("start", "stop"), ("start", "end")
-
 
 def random_rows(rng: random.Random, spans: bool) -> list[tuple[str, int, int]]:
     """Episodes and disjoint frames [start, stop), in random order."""

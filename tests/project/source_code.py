@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = Path(__file__).parents[2] / "seqrecord"
-TESTS = Path(__file__).parents[1]
 PUBLIC_FILES = {
     "__init__", "__main__", "cli", "edit", "export", "lerobot", "samples", "sources", "statistics",
     "types", "viewer",

@@ -102,11 +102,6 @@ class ChunkBuffers:
         memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return np.frombuffer(memory, np.uint8, nbytes)
 
-    @property
-    def largest(self) -> int:
-        """Size of the largest idle array in bytes."""
-        return len(self._idle[-1]) if self._idle else 0
-
     def release(self, buffer: npt.NDArray[np.uint8]) -> None:
         with self._lock:
             insort(self._idle, buffer, key=len)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,8 +39,6 @@ from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.text import counted
-
-_logger = logging.getLogger("seqrecord")
 
 
 class ClipLoader:

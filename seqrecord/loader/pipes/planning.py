@@ -42,8 +42,6 @@ MemoryPlans: TypeAlias = dict[tuple[int, int, Segments], MemoryPlan | PlanSettin
 Settings of a saved state whose memory was not computed yet have no plan.
 """
 
-_MOST_TOGETHER = 32  # single clips that are made at once,
-_MOST_BYTES_TOGETHER = 1 << 20  # … which are small
 _MAX_CURSORS = 1 << 24  # arrays of 128 MiB; only a damaged state has more
 
 _logger = logging.getLogger("seqrecord")

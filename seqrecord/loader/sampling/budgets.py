@@ -49,7 +49,6 @@ _SMALL_TREND = 20  # one part of so many
 _MOST_SHUFFLED = 1 << 16  # batches: the trend of more is below .02
 _MEAN_BITS = 16  # of a mean cost, of the greatest one
 
-FORMS = ("stacked", "packed", "padded")
 """Of batches: clips of one length; lists one after another; lists padded to the batch's longest."""
 
 
@@ -64,7 +63,7 @@ class ClipCosts:
         max_rows: the most clips of a batch.
         cost: of each row in the table of samples, int64[rows], at least 1 and at most `budget`.
         frames: each row's number of frames, int64[rows].
-        form: how batches are stored, in `FORMS`.
+        form: how batches are stored, "stacked", "packed" or "padded".
         mean_rows: the clips of a full batch, on the average.
         most_rows: the clips of the largest batch, at most, in every epoch of costs like these.
         most_frames: … and its frames, padding included.

@@ -23,7 +23,6 @@ from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.opening import StorageLike, open_storage
 from seqrecord.store.text import repr_of, shown_place
 from seqrecord.store.units import Progress, format_size
-from seqrecord.store.value_kinds import FrameFunction
 
 if TYPE_CHECKING:
     from seqrecord.store.format.inventory import Inventory

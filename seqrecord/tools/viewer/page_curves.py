@@ -19,7 +19,6 @@ Floats = npt.NDArray[np.float64]
 
 _BLOCK_BYTES = 8 << 20  # of frames in memory
 _MAX_TEXT = 300  # characters of a caption
-_WIDE_POINTS = 128  # with fewer points, 8 bits of a value suffice for the plot
 
 
 class Curves:
