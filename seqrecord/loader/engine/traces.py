@@ -155,9 +155,9 @@ class _File:
         shown = name or threading.current_thread().name
         if (number := tracks.get(shown)) is None:
             with self._lock:
-                number = self._num_tracks = self._num_tracks + 1
-                self._metadata.append(self._metadata_event("thread_name", number, name=shown))
-            tracks[shown] = number
+                if (number := tracks.get(shown)) is None:  # or another thread has added the name
+                    number = tracks[shown] = self._num_tracks = self._num_tracks + 1
+                    self._metadata.append(self._metadata_event("thread_name", number, name=shown))
         return number
 
     def add(self, event: _Event) -> None:
