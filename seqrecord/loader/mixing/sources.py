@@ -285,7 +285,7 @@ def _of_features(options: LoaderOptions, names: list[str], view: View) -> Loader
         pad=options.pad if has_frames else None,
         ragged=some(ragged) if isinstance(ragged, Mapping) else ragged,
         clip_transform=_steps_of(view, names),
-        camera=None if view.registered is None else view.registered.of_features(names),
+        camera=None if view.image_columns is None else view.image_columns.of_features(names),
     )
 
 

@@ -185,17 +185,17 @@ def _view(
     clip_frames = windows.of_arrays(arrays.rows)
     check_tensors(arrays.rows)
     draws, batch_arrays = NO_DRAWS, arrays.rows
-    registered: ImageColumns | None = None
+    image_columns: ImageColumns | None = None
     if options.camera is not None:
         row = int(clip_episodes.rows(epochs.first_clip.episode)[0])
-        registered = find_maker("camera").make(
+        image_columns = find_maker("camera").make(
             options.camera, dataset, arrays.rows, clip_frames.windows, row
         )
     if cameras or dataset.contents.sizes or options.clip_functions:
         from seqrecord.loader.pipes.draws import AugmentationSampler
 
         draws = sampler = AugmentationSampler(
-            *(cameras, arrays.rows, dataset, clip_episodes, registered),
+            *(cameras, arrays.rows, dataset, clip_episodes, image_columns),
         )
         batch_arrays = sampler.arrays
     has_transform = arrays.transform is not None
@@ -216,7 +216,7 @@ def _view(
         is_deterministic=arrays.is_deterministic,
         unchanged_features=arrays.unchanged,
         draws=draws,
-        registered=registered,
+        image_columns=image_columns,
         lengths=clip_frames.lengths,
         nested=arrays.nested,
         clip_episodes=clip_episodes,

@@ -83,7 +83,7 @@ class View:
         is_deterministic: whether its results may be kept in memory.
         unchanged_features: features that it leaves unchanged.
         draws: sampler of `clip_transform` parameters.
-        registered: columns of images that another part makes, if requested.
+        image_columns: columns of images that another part makes, if requested.
         vectors: steps of features: normalization, placement.
         lengths: the number of frames in a clip, for each of these features.
         nested: the features that come as nested tensors.
@@ -114,7 +114,7 @@ class View:
     is_deterministic: bool
     unchanged_features: frozenset[str]
     draws: NoDraws
-    registered: ImageColumns | None = None
+    image_columns: ImageColumns | None = None
     vectors: VectorSteps = field(default_factory=dict)
     lengths: Mapping[str, int]
     nested: frozenset[str]
@@ -271,10 +271,9 @@ class View:
             if (mask := step.is_padding) is not None:
                 constants.append(constant(name + DIM_IS_PAD, mask))
         drawn: Sequence[ClipColumn] = self.draws.columns
-        if self.registered is not None:
-            needs_frames = not self.draws.sized_by_frames.isdisjoint(self.registered.images)
-            image_columns = self.registered.columns
-            drawn = [*drawn, *(replace(c, needs_frames=needs_frames) for c in image_columns)]
+        if (images := self.image_columns) is not None:
+            needs_frames = not self.draws.sized_by_frames.isdisjoint(images.images)
+            drawn = [*drawn, *(replace(c, needs_frames=needs_frames) for c in images.columns)]
         span, windows = None if self.steps is None else self.steps.span, self.windows
         padded: Collection[str] = ()
         if any(windows.pads):
