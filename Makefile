@@ -19,7 +19,7 @@ OWN := layers or docs or messages or simulation or kill or power_loss or two_wri
 	or hostile or fuzz or mix or subclasses or recovery or rewriting \
 	or merge or put or retrying or sequences or test_engine or test_plan or test_elastic or test_resident \
 	or test_shared_memory or test_distributed or test_rotating_starts or test_memory or test_crops or test_cache \
-	or test_options or test_clip_lists or test_frames_in_memory or test_mistakes or test_declared
+	or test_options or test_frames_in_memory or test_mistakes or test_declared
 # Loops over cases that the lowest OpenEXR cannot write, and URLs that the lowest huggingface_hub logs.
 OWN += or (test_image_files and (test_refused or cut_or_gone)) or locations_and_options_that_are_wrong
 # CI runs random shares of the tests that take longest: SHARE='--share 0.25 --share-seed COMMIT'

@@ -98,13 +98,19 @@ PAGES = [
         "training/DECODED_ONCE.md",
         "training/decoded_once.json",
         "benchmarks.training.decoded_once",
-        (*_LOADING, "seqrecord/video", *_TIMING, "benchmarks/training/epochs.py"),
+        (
+            *(*_LOADING, "seqrecord/frame_cache", "seqrecord/video", *_TIMING),
+            "benchmarks/training/epochs.py",
+        ),
     ),
     Page(
         "training/SHARED_FRAMES.md",
         "training/shared_frames.json",
         "benchmarks.training.shared_frames",
-        (*_LOADING, *_TIMING, "benchmarks/training/shared_frames.py"),
+        (
+            *(*_LOADING, "seqrecord/frame_cache", *_TIMING),
+            "benchmarks/training/shared_frames.py",
+        ),
     ),
     Page(
         "lerobot/RESULTS.md",

@@ -33,7 +33,7 @@ from development.mutation.trying import (
 ROOT = Path(__file__).parents[2]
 ROOMS = (
     "loader/engine,loader/pipes,loader/mixing,loader/sampling,store/reading,store/writing,"
-    "tools/edit,formats/export,camera"
+    "tools/edit,formats/export,camera,companions,recipes"
 )
 
 

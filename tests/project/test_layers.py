@@ -143,8 +143,8 @@ print(*{*sys.argv[2:]} & ({*sys.modules} - before))
 import seqrecord.cli
 """
 UNUSED = """PIL av dateutil fsspec numpy.ma pandas platformdirs pyarrow.compute pyarrow.parquet
-torchdata urllib3 seqrecord.camera seqrecord.store.reading.index_building
-seqrecord.store.reading.summary seqrecord.tools.verify"""
+torchdata urllib3 seqrecord.camera seqrecord.companions seqrecord.frame_cache seqrecord.recipes
+seqrecord.store.reading.index_building seqrecord.store.reading.summary seqrecord.tools"""
 
 
 def test_a_first_batch_imports_little(tmp_path: Path) -> None:
