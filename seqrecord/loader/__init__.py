@@ -12,7 +12,8 @@ Read first, in this order:
 - `engine.executor`: the loop over rounds; `engine.stores`: rows of decoded frames.
 - `engine.chunk_loader`: loads of chunks; `engine.buffers`: gathers into batches.
 
-`mixing` adds mixes of datasets, and `frame_cache` decoded frames on a local disk.
+`mixing` adds mixes of datasets. Other parts add columns of images (`pipes.registered_columns`),
+values of texts (`pipes.text_columns`) and decoded frames (`engine.frame_readers`).
 
 Extend it: a function of samples in `sampling.built_ins`; a step of `clip_transform` in
 `loader.clips.transforms` and `engine.crops`; a device in `engine.devices`.

@@ -15,6 +15,6 @@ Read first, in this order:
 Extend it: an option of lerobot-train that changes items goes into `lerobot.items`, with a case in
 `tests/robots/equal.py`.
 
-May import: `store`, `loader`, `formats`, `video`, `in_place`. Tests: `make test-part PART=robots`,
-and `make test-lerobot`, which compares with lerobot.
+May import: `store`, `loader`, `recipes`, `formats`, `video`, `in_place`. Tests:
+`make test-part PART=robots`, and `make test-lerobot`, which compares with lerobot.
 """

@@ -1,1 +1,1 @@
-"""Tables of samples, lists of frames, depth."""
+"""Clips: windows of features, tables of clips and samples, lists of frames, transforms, depth."""

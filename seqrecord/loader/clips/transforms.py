@@ -283,8 +283,8 @@ class Resize(_Sized):
     when they shrink, and for uint8 features without a kind that have 3 or 4 channels, unless the
     name is a mask's or a segmentation's (`mask`, `seg_left`). It is nearest-neighbor for all other
     features: depth, masks, labels, normals. Values of optical flow are scaled with the frame (x by
-    width, y by height), values of disparity by width. `intrinsics` describe the resized frame.
-    Optical flow coded as unsigned integers is an error.
+    width, y by height), values of disparity by width. Features of kind `intrinsics` describe the
+    resized frame. Optical flow coded as unsigned integers is an error.
 
     Args:
         size: height and width in pixels. One number, which elsewhere is the shorter edge, raises

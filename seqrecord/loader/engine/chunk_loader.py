@@ -1,7 +1,7 @@
 """Loads frames of chunks into their rows.
 
-Frames in the frame cache are read from there. Of the others, raw features are read directly into
-rows; pages of other features are read into memory and decoded::
+Frames that a `FrameReader` has, such as a frame cache, are read from there. Of the others, raw
+features are read directly into rows; pages of other features are read into memory and decoded::
 
     raw         chunk ------------------> rows
     others      chunk --> memory -------> rows
@@ -50,7 +50,7 @@ _MUCH = 128 << 10  # bytes of encoded frames that make a partial load worthwhile
 class BegunLoad:
     """A partial load: its open chunk, and the remaining frames by index in the load.
 
-    `left` has int64[n] arrays in decoding order; none if all frames were in the frame cache.
+    `left` has int64[n] arrays in decoding order; none if a reader had all frames.
     """
 
     fetched: Fetched | None

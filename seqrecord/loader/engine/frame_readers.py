@@ -23,9 +23,8 @@ from seqrecord.store.tables.grids import IntArray
 
 
 class CachedRows(NamedTuple):
-    """Frames after a lookup: which were read from the cache, bool[n]; which need no decoding, as
-    they were read or lack the feature; and the reader's entries of
-    their chunk rows.
+    """Frames after a lookup: which the reader had, bool[n]; which need no decoding, as they were
+    read or lack the feature; and the reader's entries of their chunk rows.
     """
 
     read: Bools

@@ -1,1 +1,1 @@
-"""Storages: local disks, mounts, object stores, fsspec filesystems; retries and a local cache."""
+"""Files of datasets: the protocol of storages, local disks, URLs, folders of caches."""

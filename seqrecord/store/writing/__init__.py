@@ -1,1 +1,1 @@
-"""Writing datasets: writer and recorder, record files, commits, conversion."""
+"""Writing datasets: writer, record files, commits, resume."""

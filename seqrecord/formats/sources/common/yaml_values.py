@@ -20,8 +20,8 @@ from seqrecord.errors import SourceError
 from seqrecord.in_place.files import read_bytes
 from seqrecord.store.text import repr_of
 
-# Aliases expand a small file to any size: tests/formats/test_yaml_files.py has
-# test_budget_of_a_small_file.
+# Aliases expand a small file to any size
+# (tests/formats/test_sequences.py::test_budget_of_a_small_file).
 _MOST_VALUES = 1 << 18  # with expanded aliases; a recording of 10,000 files has about 100,000
 _MOST_LEVELS = 64
 _MOST_DIGITS = 40  # characters of a number

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 BAG_ENDINGS = (".mcap", ".db3", ".bag")
 _MAX_CHUNK_BYTES = 1 << 30
 # A view can compute any number of rows from a small file, so work is limited by its size. See
-# tests/formats/test_bag_budgets.py::test_a_database_that_computes_its_rows.
+# tests/formats/test_mcap.py::test_a_database_that_computes_its_rows.
 _STEP, _FREE_STEPS, _STEPS_PER_BYTE = 100_000, 10_000_000, 100  # instructions of SQLite
 _SQLITE_LIMIT_LENGTH = 0  # https://www.sqlite.org/c3ref/c_limit_attached.html
 
