@@ -366,9 +366,12 @@ def test_an_index_of_arrays_in_hdf5_of_an_earlier_version(tmp_path: Path) -> Non
         codec["format"] = "raw"
 
     change_manifest(index, change)
-    with pytest.raises(SchemaError, match=r"convert the original \(`seqrecord write") as info:
+    with pytest.raises(
+        SchemaError, match=r"expected: .*converted.*: `seqrecord write --src`"
+    ) as info:
         seqrecord.open(index)
-    assert info.value.feature == "depth"
+    assert (info.value.file, info.value.feature) == (str(index), "depth")
+    assert "no longer read in place" in info.value.message
 
 
 def test_reading_in_place_reuses_memory(tmp_path: Path) -> None:

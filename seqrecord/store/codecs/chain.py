@@ -272,6 +272,7 @@ def _build(
     """Filters, compressor and image parameters of an untrusted chain, checked."""
     filters: list[Filter] = []
     compressor: Compressor | None = None
+    _check_removed(configs)
     try:
         if len(configs) > MAX_CODECS:
             raise ValueError(f"a chain of {len(configs)} codecs; at most {MAX_CODECS} are allowed")
@@ -307,6 +308,18 @@ def _is_of_pages(config: object) -> bool:
     return isinstance(name, str) and name in CODEC_KINDS
 
 
+def _check_removed(configs: Sequence[object]) -> None:
+    """Raise `SchemaError` for a format in indexes of earlier code."""
+    for config in configs:
+        image = config if isinstance(config, Mapping) and config.get("id") == IMAGE else {}
+        if image.get("format") in ("raw", "raw_big_endian"):
+            raise SchemaError(
+                "arrays inside HDF5 and Zarr files are no longer read in place",
+                expected="a dataset converted from the original: `seqrecord write --src`",
+                got=f"an index of such files: format {image['format']}",
+            )
+
+
 def _check_config(config: object) -> tuple[str, dict[str, Any]]:
     """Id and parameters of a configuration; raises `ValueError` if anything is unknown."""
     if not isinstance(config, Mapping) or not isinstance(config.get("id"), str):
@@ -316,11 +329,6 @@ def _check_config(config: object) -> tuple[str, dict[str, Any]]:
         expected = ", ".join(sorted(_PARAMETERS))
         raise ValueError(f"unknown id {name[:50]!r}; expected any of {expected}")
     params = {key: value for key, value in config.items() if key != "id"}
-    if name == IMAGE and str(params.get("format")).startswith("raw"):  # in indexes of earlier code
-        raise ValueError(
-            "an array inside HDF5 or Zarr files, which are no longer read in place; convert the "
-            "original (`seqrecord write --src`)"
-        )
     for key, value in params.items():
         values = _PARAMETERS[name].get(key)
         if values is None or not _is_allowed(value, values):

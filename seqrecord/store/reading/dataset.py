@@ -111,7 +111,8 @@ class Dataset:
 
     def __init__(self, parts: Contents) -> None:
         self.contents = parts
-        _ = parts.chunks  # raises for unknown codecs
+        with located(SchemaError, file=self.url):
+            _ = parts.chunks  # raises for unknown codecs
 
     @property
     def url(self) -> str:
