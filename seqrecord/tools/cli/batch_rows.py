@@ -52,20 +52,20 @@ def show_rows(
     for name, default in (("epoch", state.epoch), ("rank", 0)):
         if numbers[name] is None:
             numbers[name] = default
-    loader: EpochStream
-    try:
-        with ExitStack() as opened:
-            if is_mix:
+    with ExitStack() as opened:
+        dataset = None if is_mix else opened.enter_context(open_dataset(path, **open_options))
+        loader: EpochStream
+        try:
+            if dataset is None:
                 loader = _mix(path, state, split)
             else:
-                dataset = opened.enter_context(open_dataset(path, **open_options))
                 loader = _loader(dataset, state, samples, split)
             loader.load_state_dict(state.to_json())
-            rows = loader.rows(**numbers)
-    except SeqRecordError as error:
-        expected = "" if error.expected is None else f"{error.expected}; or "
-        error.expected = f"{expected}{_IN_PYTHON}"
-        raise
+        except SeqRecordError as error:
+            expected = "" if error.expected is None else f"{error.expected}; or "
+            error.expected = f"{expected}{_IN_PYTHON}"
+            raise
+        rows = loader.rows(**numbers)
     values = {name: _plain(value) for name, value in rows.items()}
     if as_json:
         echo_json({**numbers, "rows": values})
@@ -81,8 +81,6 @@ def _loader(
     """A loader of a dataset with those arguments of the run that its state has as values."""
     from seqrecord.loader.pipes.loaders import SeqRecordIterableDataset
     from seqrecord.loader.pipes.options import EngineOptions
-    from seqrecord.recipes.values import python_value
-    from seqrecord.recipes.yaml_file import yaml_value
 
     if state.shared_arguments:
         raise StateError(
@@ -101,7 +99,7 @@ def _loader(
     arguments = {
         "clip_len": _clip_len(request),
         **{name: request.get(name) for name in ("stride", "dilation", "pad", "features")},
-        "samples": None if samples is None else python_value("samples", yaml_value(samples)),
+        "samples": None if samples is None else _samples(samples),
         "split": split,
         "order": settings.order,
         "shuffle": settings.shuffle,
@@ -118,6 +116,14 @@ def _loader(
         ),
         **_FOR_ROWS,
     )
+
+
+def _samples(text: str) -> Any:
+    """The argument `samples` of a text as in mix files."""
+    from seqrecord.recipes.values import python_value
+    from seqrecord.recipes.yaml_file import yaml_value
+
+    return python_value("samples", yaml_value(text))
 
 
 def _mix(path: str, state: State, split: str | None) -> SeqRecordMix:
