@@ -50,15 +50,21 @@ def import_part(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        package, _, submodule = (error.name or "").partition(".")
-        part = submodule.partition(".")[0]
-        if package != "seqrecord" or not part or is_installed(f"seqrecord.{part}"):
+        if (missing := missing_part(error)) is None:
             raise
-        raise MissingPackageError(
-            f"this seqrecord lacks its part `{part}`; pip install --force-reinstall "
-            "seqrecord-torch",
-            file=f"seqrecord/{part}",
-        ) from error
+        raise missing from error
+
+
+def missing_part(error: ModuleNotFoundError) -> MissingPackageError | None:
+    """The error that names the part whose module was not found; `None` if it is no part's."""
+    package, _, submodule = (error.name or "").partition(".")
+    part = submodule.partition(".")[0]
+    if package != "seqrecord" or not part or is_installed(f"seqrecord.{part}"):
+        return None
+    return MissingPackageError(
+        f"this seqrecord lacks its part `{part}`; pip install --force-reinstall seqrecord-torch",
+        file=f"seqrecord/{part}",
+    )
 
 
 def import_extra(module: str, message: str, file: str | None = None) -> Any:

@@ -192,6 +192,18 @@ mix_file = folder / "mix.yaml"
 mix_file.write_text("sources: {a: {location: records}}")
 if "recipes" in lacking:  # loaded by name
     check_missing(partial(seqrecord.SeqRecordMix.from_file, **options), mix_file)
+    if "tools" not in lacking:  # whose functions import it
+        view_page = import_module("seqrecord.viewer").view_page
+        check_missing(lambda place: view_page(place, folder / "page.html"), mix_file)
+        for arguments in ([str(mix_file)], [str(path), "--samples", "{every: 4}"]):
+            output = StringIO()
+            with redirect_stderr(output):
+                try:
+                    main(["info", *arguments])
+                except SystemExit as end:
+                    assert end.code == 1, output.getvalue()
+            [line] = output.getvalue().splitlines()
+            assert line.startswith("seqrecord: error: this seqrecord lacks its part `recipes`")
 else:
     summary = seqrecord.SeqRecordMix.from_file(mix_file, **options).summarize()
     assert [source.name for source in summary.sources] == ["a"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import ClipError
+from seqrecord.store.areas import MIX_FILE, load_entry
 from seqrecord.store.reading.dataset import Dataset, DatasetLike, refuse_ignored
 from seqrecord.store.reading.filters import EpisodeFilter
 from seqrecord.store.reading.opening import open as open_dataset
@@ -75,9 +76,9 @@ def is_mix_file(path: str) -> bool:
 def _of_mix(path: str, features: Sequence[str] | None) -> PageSources:
     # Imported late: torch takes seconds.
     from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
-    from seqrecord.recipes.mix_file import load_mix
 
-    mix = load_mix(SeqRecordMix, path, None, {}, {"batch_size": 1, "clip_len": 1})
+    load_mix = load_entry(MIX_FILE)
+    mix: SeqRecordMix = load_mix(SeqRecordMix, path, None, {}, {"batch_size": 1, "clip_len": 1})
     sources = []
     for name, loader in mix_loader(mix).loaders.items():
         view = loader.view
