@@ -1,1 +1,1 @@
-"""Plots of clips and quality tables with matplotlib, and episodes in the Rerun viewer."""
+"""Pages of datasets, plots of clips with matplotlib, and episodes in the Rerun viewer."""
