@@ -266,10 +266,12 @@ def image_poses(
     if convention is None and _OPTICAL.fullmatch(feature):
         return ImagePoses(feature, AXES["opencv"])
     if convention is None:
+        if may_lack:
+            return None
         raise _refused(
             image,
-            "camera=Camera(axes=…), one of " + ", ".join(AXES) + "; or a metadata `convention` "
-            f'{{"pose": "{OPENCV_POSES}"}}',
+            "camera=Camera(axes=…), one of " + ", ".join(AXES) + "; or camera=Camera(poses={}) for "
+            f'none; or a metadata `convention` {{"pose": "{OPENCV_POSES}"}}',
             f"poses of feature {feature} without a convention",
         )
     try:

@@ -181,12 +181,15 @@ class EpisodeRigs:
             if absent:
                 warn_once(f"{self.dataset.url}: camera: no pose and no intrinsics of {absent}")
             return present
+        # resize= scales the intrinsics of frames of varying size by the metadata's size.
+        needs_size = any(i.size is not None and None in i.frame for i in self.images)
+        sides = ', "height": …, "width": …' if needs_size else ""
         raise ClipError(
             "camera: no image has a pose or intrinsics",
             file=self.dataset.url,
             episode=self.dataset.contents.index.key(row),
             expected="a feature of kind pose; a feature of kind intrinsics; or metadata `camera` "
-            '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size',
+            f'{{"fx": …, "fy": …, "cx": …, "cy": …{sides}}} of frames of this size',
             got=f"images: {', '.join(absent) or 'none'}; features of poses: "
             f"{', '.join(self.pose_features) or 'none'}",
         )

@@ -496,6 +496,34 @@ def test_cameras_that_are_unknown(tmp_path: Path) -> None:
         list(SeqRecordPipe(tmp_path / "bent", **options, camera=True, shuffle=False))
 
 
+def test_intrinsics_beside_poses_of_something_else(tmp_path: Path) -> None:
+    """A robot's only image and only poses, which are not the camera's."""
+    write_dataset(
+        *(tmp_path, {"a": frames_of("a", 4)}),
+        features=SCHEMA,
+        metadata={"a": {"camera": PINHOLE}},
+    )
+    with pytest.raises(ClipError, match=r"camera=Camera\(poses=\{\}\) for none"):
+        first_batch(tmp_path)
+    batch = first_batch(tmp_path, Camera(poses={}))
+    assert batch["image_K"][0, 0].tolist() == [[30, 0, 10.25], [0, 28, 8.5], [0, 0, 1]]
+    assert not batch["image_K_is_missing"].any()
+    assert batch["image_pose_is_missing"].all()
+
+
+def test_resized_frames_of_varying_size_need_the_size_of_their_camera(tmp_path: Path) -> None:
+    frames = columns(image=[np.zeros((HEIGHT, WIDTH, 3), np.uint8)] * 4)
+    shape = {"image": {"shape": (None, None, 3), "kind": "image"}}
+    metadata: dict[str, Any] = {"a": {"camera": PINHOLE}}
+    write_dataset(tmp_path / "no size", {"a": frames}, features=shape, metadata=metadata)
+    resize = HEIGHT * 2, WIDTH * 2
+    with pytest.raises(ClipError, match='"cy": …, "height": …, "width": …}'):
+        first_batch(tmp_path / "no size", resize=resize)
+    metadata["a"]["camera"] = {**PINHOLE, "height": HEIGHT, "width": WIDTH}
+    write_dataset(tmp_path / "sizes", {"a": frames}, features=shape, metadata=metadata)
+    assert first_batch(tmp_path / "sizes", resize=resize)["image_K"][0, 0, 0, 0] == 60
+
+
 def test_axes_of_datasets_that_tell_them(records: Path) -> None:
     """One `Camera` serves all sources of a mix: metadata has precedence, named poses have not."""
     assert check(first_batch(records, Camera(axes="ned"))) == 4
