@@ -468,11 +468,12 @@ def test_cameras_of_images(tmp_path: Path) -> None:
     seqrecord.convert(open_source(tmp_path / "bags", clock=FRONT), tmp_path / "records")
     crop = seqrecord.RandomCrop((6, 8))
     pipe = seqrecord.SeqRecordPipe(
-        tmp_path / "records", clip_len=3, batch_size=1, clip_transform=crop
+        tmp_path / "records", clip_len=3, batch_size=1, clip_transform=crop, camera=True
     )
     [batch] = pipe
-    assert batch[f"{front}_intrinsics"].tolist() == [[*K]]
-    assert batch[f"{rectified}_intrinsics"].tolist() == [[*P]]
+    for image, (fx, fy, cx, cy) in ((front, K), (rectified, P)):
+        matrix = [[fx, 0, cx], [0, fy, cy], [0, 0, 1]]
+        assert batch[f"{image}_K"].tolist() == [[matrix] * 3]
     camera = pipe.dataset.episodes["a"].metadata["camera"]
     assert camera[front] == {
         **dict(zip(("fx", "fy", "cx", "cy"), K, strict=True)), "width": 8, "height": 6,

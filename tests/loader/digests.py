@@ -22,7 +22,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -184,11 +185,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", type=int, nargs="+", help="numbers of configurations: unordered")
     parser.add_argument("--show", action="store_true", help="print clips: unordered")
     options = parser.parse_args(arguments)
-    logging.getLogger("seqrecord").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    if options.unordered:
-        with tempfile.TemporaryDirectory() as folder:
-            return unordered.main(options, Path(folder))
+    with quiet():
+        if options.unordered:
+            with tempfile.TemporaryDirectory() as folder:
+                return unordered.main(options, Path(folder))
+        return digest(options)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Only errors of the package are logged, and there are no warnings, in this block."""
+    logger = logging.getLogger("seqrecord")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def digest(options: argparse.Namespace) -> int:
+    """Digests of batches in their order."""
     begin, lines = time.perf_counter(), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as folder:
         records = seqrecord.open(write_all(Path(folder) / "records", GROUPS))
