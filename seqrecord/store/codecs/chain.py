@@ -312,7 +312,7 @@ def _check_removed(configs: Sequence[object]) -> None:
     """Raise `SchemaError` for a format in indexes of earlier code."""
     for config in configs:
         image = config if isinstance(config, Mapping) and config.get("id") == IMAGE else {}
-        if image.get("format") in ("raw", "raw_big_endian"):
+        if str(image.get("format")).startswith("raw"):  # little-endian or big-endian
             raise SchemaError(
                 "arrays inside HDF5 and Zarr files are no longer read in place",
                 expected="a dataset converted from the original: `seqrecord write --src`",
