@@ -471,9 +471,9 @@ def test_cameras_of_images(tmp_path: Path) -> None:
         tmp_path / "records", clip_len=3, batch_size=1, clip_transform=crop, camera=True
     )
     [batch] = pipe
-    for image, (fx, fy, cx, cy) in ((front, K), (rectified, P)):
+    for name, (fx, fy, cx, cy) in ((front, K), (rectified, P)):
         matrix = [[fx, 0, cx], [0, fy, cy], [0, 0, 1]]
-        assert batch[f"{image}_K"].tolist() == [[matrix] * 3]
+        assert batch[f"{name}_K"].tolist() == [[matrix] * 3]
     camera = pipe.dataset.episodes["a"].metadata["camera"]
     assert camera[front] == {
         **dict(zip(("fx", "fy", "cx", "cy"), K, strict=True)), "width": 8, "height": 6,
