@@ -413,6 +413,7 @@ def _check_requested(
         poses = [n for n, spec in schema.items() if _are_poses(spec)]
         raise ClipError(
             "camera: not a feature of poses",
-            expected=f"a feature of floats [7], [12], [16], [3, 4] or [4, 4]: {', '.join(poses)}",
+            expected="a feature of floats [7], [12], [16], [3, 4] or [4, 4]: "
+            f"{', '.join(poses) or 'this dataset has none'}",
             got=str(schema.get(feature, feature)),
         )

@@ -763,8 +763,10 @@ def test_edited_datasets(tmp_path: Path) -> None:
         first_batch(tmp_path)
     assert first_batch(tmp_path, Camera(poses={}))["image_pose_is_missing"].all()
     assert check(first_batch(tmp_path, Camera(poses={"image": "T"}))) == 4
-    seqrecord.edit.drop_features(tmp_path, ["T"])
+    seqrecord.edit.drop_features(tmp_path, ["T", "state"])
     assert "image_pose" not in first_batch(tmp_path)
+    with pytest.raises(ClipError, match=r"\[4, 4\]: this dataset has none; got: T"):
+        first_batch(tmp_path, Camera(poses={"image": "T"}))
 
 
 def test_poses_that_the_metadata_names(tmp_path: Path) -> None:
