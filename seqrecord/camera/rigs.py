@@ -294,9 +294,9 @@ def _camera_of(image: ImageCamera, cameras: Any) -> tuple[FloatArray | None, Len
     """Matrix and lens of an image's camera in the metadata `camera`, of resized frames."""
     camera = image.episode_camera
     matrix: FloatArray | None = None
-    intrinsics, skew = camera.intrinsics([cameras]), np.array([camera.skew(cameras)])
-    if not np.isnan(intrinsics).any() and not np.isnan(skew).any():
-        matrix = camera_matrix(intrinsics, skew)[0]
+    intrinsics, skew = camera.intrinsics(cameras), np.array([camera.skew(cameras)])
+    if not np.isnan([*intrinsics, *skew]).any():
+        matrix = camera_matrix(intrinsics[None], skew)[0]
     # Sources declare distortion: a camera without an entry has none.
     lens = lens_of(camera.camera_in(cameras) or {})
     if lens is None or (matrix is None and image.intrinsics is None):

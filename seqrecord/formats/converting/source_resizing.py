@@ -75,7 +75,7 @@ class SourceResizing:
             owner = name.removesuffix(OWN_INTRINSICS)  # perhaps not selected: never another image's
             image = followed_feature(name, names, images, {*self.features, owner})
             if image in self.resized:
-                intrinsics[name] = self._camera(image).intrinsics([_UNIT])[0]
+                intrinsics[name] = self._camera(image).intrinsics(_UNIT)
         return intrinsics
 
     @cached_property
@@ -151,7 +151,7 @@ class SourceResizing:
                 n: value for n, value in feature_camera.items() if not isinstance(value, Mapping)
             }
             if name in self.resized:
-                numbers = self._camera(name).intrinsics([camera])[0].tolist()
+                numbers = self._camera(name).intrinsics(camera).tolist()
                 new_values: dict[str, Any] = {}
                 if not any(map(math.isnan, numbers)):
                     sides = reversed(self._size(name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -37,18 +37,17 @@ class EpisodeCamera(NamedTuple):
         feature_camera = camera.get(self.name, camera)
         return feature_camera if isinstance(feature_camera, Mapping) else camera
 
-    def intrinsics(self, cameras: Sequence[Any]) -> FloatArray:
-        """fx, fy, cx, cy in pixels of (resized) frames, NaN if unknown; float64[n, 4].
+    def intrinsics(self, camera: Any) -> FloatArray:
+        """fx, fy, cx, cy in pixels of (resized) frames, NaN if unknown; float64[4].
 
-        `cameras` are the episodes' metadata.
+        `camera` is that of an episode's metadata.
         """
-        rows = [self._find(camera, *self.frame) for camera in cameras]
-        table = np.array(rows, np.float64).reshape(-1, len(INTRINSICS) + 2)
-        intrinsics: FloatArray = table[:, : len(INTRINSICS)]
-        if self.size is None:
-            return intrinsics
-        sides: Any = table[:, len(INTRINSICS) :].T  # NaN where unknown
-        return replace(CropWindows.whole(*sides), size=self.size).intrinsics(intrinsics)
+        numbers = np.array([self._find(camera)], np.float64)
+        intrinsics: FloatArray = numbers[:, : len(INTRINSICS)]
+        if self.size is not None:
+            sides: Any = numbers[:, len(INTRINSICS) :].T  # NaN where unknown
+            intrinsics = replace(CropWindows.whole(*sides), size=self.size).intrinsics(intrinsics)
+        return intrinsics.reshape(-1)
 
     def skew(self, camera: Any) -> float:
         """The skew in pixels of (resized) frames, 0 if the camera has none; NaN if unknown."""
@@ -57,14 +56,14 @@ class EpisodeCamera(NamedTuple):
         if not (isinstance(skew, float) or is_integer(skew)):
             return float("nan")
         if self.size is not None:
-            skew = skew * (self.size[1] / self._find(camera, *self.frame)[-1])
+            skew = skew * (self.size[1] / self._find(camera)[-1])
         return float(skew) + 0.0  # no negative zero
 
-    def _find(self, camera: Any, height: int | None, width: int | None) -> list[float]:
+    def _find(self, camera: Any) -> list[float]:
         """fx, fy, cx, cy, and height and width of the stored frame; NaN where unknown."""
         if (camera := self.camera_in(camera)) is not None:
             values = [camera.get(name) for name in INTRINSICS]
-            size = {"height": height, "width": width}
+            size = dict(zip(("height", "width"), self.frame, strict=True))
             fits = all(n is None or camera.get(side, n) == n for side, n in size.items())
             if fits and all(type(value) in (int, float) for value in values):
                 sides = [camera.get(side) if n is None else n for side, n in size.items()]
