@@ -32,7 +32,7 @@ OPTIONAL = [
 ]
 
 USE = """
-import pkgutil, subprocess, sys
+import pkgutil, shutil, subprocess, sys
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from importlib import import_module
@@ -187,6 +187,20 @@ assert {name for batch in mix for name in batch["dataset"]} == {"one", "two"}
 if "frame_cache" in lacking:  # loaded by name
     cache = seqrecord.FrameCache(folder / "frames", "1GiB")
     check_missing(lambda place: seqrecord.SeqRecordPipe(place, **options, frame_cache=cache), path)
+
+if lacking == ["companions"]:  # edits need it for a feature of another dataset alone
+    shutil.copytree(path, folder / "edited")
+    for arguments in (["delete", str(folder / "edited"), "a"], ["add", str(path), "x"]):
+        output = StringIO()
+        with redirect_stderr(output), redirect_stdout(output):
+            try:
+                main(["edit", *arguments, *["--from", str(path)] * (arguments[0] == "add")])
+            except SystemExit as end:
+                failed = end.code
+        assert failed == (arguments[0] == "add"), output.getvalue()
+    assert "lacks its part `companions`" in output.getvalue()
+    with seqrecord.open(folder / "edited") as dataset:
+        assert [*dataset.episodes] == ["b"]
 
 mix_file = folder / "mix.yaml"
 mix_file.write_text("sources: {a: {location: records}}")

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from seqrecord.companions.joined_tables import companion_of, is_table, joined_table
 from seqrecord.edit import (
     add_feature,
     delete_episodes,
@@ -304,6 +303,9 @@ def _add_joined(
     path: str, name: str, from_dataset: str, source: str, **options: Any
 ) -> FeatureSpec:
     """Add a feature of a companion: its values of the dataset's present frames."""
+    # Imported late: other edits work without the part.
+    from seqrecord.companions.joined_tables import companion_of, is_table, joined_table
+
     settings = {"storage_options": options["storage_options"]}
     with ExitStack() as datasets:
         if is_table(from_dataset):
