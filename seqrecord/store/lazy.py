@@ -50,21 +50,23 @@ def import_part(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if (missing := missing_part(error)) is None:
+        if (part := missing_part(error)) is None:
             raise
-        raise missing from error
+        raise MissingPackageError(lack_of(part), file=f"seqrecord/{part}") from error
 
 
-def missing_part(error: ModuleNotFoundError) -> MissingPackageError | None:
-    """The error that names the part whose module was not found; `None` if it is no part's."""
+def missing_part(error: ModuleNotFoundError) -> str | None:
+    """The part whose module was not found; `None` if it is no part's."""
     package, _, submodule = (error.name or "").partition(".")
     part = submodule.partition(".")[0]
     if package != "seqrecord" or not part or is_installed(f"seqrecord.{part}"):
         return None
-    return MissingPackageError(
-        f"this seqrecord lacks its part `{part}`; pip install --force-reinstall seqrecord-torch",
-        file=f"seqrecord/{part}",
-    )
+    return part
+
+
+def lack_of(part: str) -> str:
+    """The message of the error without a part."""
+    return f"this seqrecord lacks its part `{part}`; pip install --force-reinstall seqrecord-torch"
 
 
 def import_extra(module: str, message: str, file: str | None = None) -> Any:

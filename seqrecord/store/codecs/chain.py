@@ -272,7 +272,8 @@ def _build(
     """Filters, compressor and image parameters of an untrusted chain, checked."""
     filters: list[Filter] = []
     compressor: Compressor | None = None
-    _check_removed(configs)
+    for config in configs if isinstance(configs, (list, tuple)) else ():  # from a file: any JSON
+        _check_removed(config)
     try:
         if len(configs) > MAX_CODECS:
             raise ValueError(f"a chain of {len(configs)} codecs; at most {MAX_CODECS} are allowed")
@@ -308,16 +309,15 @@ def _is_of_pages(config: object) -> bool:
     return isinstance(name, str) and name in CODEC_KINDS
 
 
-def _check_removed(configs: Sequence[object]) -> None:
+def _check_removed(config: object) -> None:
     """Raise `SchemaError` for a format in indexes of earlier code."""
-    for config in configs:
-        image = config if isinstance(config, Mapping) and config.get("id") == IMAGE else {}
-        if str(image.get("format")).startswith("raw"):  # little-endian or big-endian
-            raise SchemaError(
-                "arrays inside HDF5 and Zarr files are no longer read in place",
-                expected="a dataset converted from the original: `seqrecord write --src`",
-                got=f"an index of such files: format {image['format']}",
-            )
+    image = config if isinstance(config, Mapping) and config.get("id") == IMAGE else {}
+    if str(image.get("format")).startswith("raw"):  # little-endian or big-endian
+        raise SchemaError(
+            "arrays inside HDF5 and Zarr files are no longer read in place",
+            expected="a dataset converted from the original: `seqrecord write --src`",
+            got=f"an index of such files: format {image['format']}",
+        )
 
 
 def _check_config(config: object) -> tuple[str, dict[str, Any]]:

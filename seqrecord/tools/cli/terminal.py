@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from seqrecord.errors import SeqRecordError
-from seqrecord.store.lazy import import_part, missing_part
+from seqrecord.store.lazy import import_part, lack_of, missing_part
 from seqrecord.store.text import one_line, without_secrets
 from seqrecord.store.units import Progress
 
@@ -140,9 +140,9 @@ class Commands(Group):
         except SeqRecordError as error:
             _fail(str(error), _FAILED, debug)
         except ModuleNotFoundError as error:  # of an import inside a function
-            if (missing := missing_part(error)) is None:
+            if (part := missing_part(error)) is None:
                 raise
-            _fail(str(missing), _FAILED, debug)
+            _fail(lack_of(part), _FAILED, debug)
         except BrokenExecutor:
             _fail(
                 "a worker process died, possibly out of memory: use fewer --workers and continue "
