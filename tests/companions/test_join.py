@@ -552,6 +552,20 @@ def test_few_changed_episodes_of_many(tmp_path: Path) -> None:
     check_frames(read_all(source, join=[latents], missing="drop"), expected)
 
 
+@pytest.mark.parametrize("form", [list, tuple, set, dict.fromkeys, lambda join: (x for x in join)])
+def test_options_of_urls_are_not_for_a_local_dataset(tmp_path: Path, form: Any) -> None:
+    """In a `join` of any form; keys of a dict are a set."""
+    write_dataset(tmp_path / "records", {"a": [{"x": np.float32(1)}]})
+    url = f"memory://{tmp_path.name}/companion"
+    with SeqRecordWriter(url) as writer, writer.episode("a") as episode:
+        episode.append({"y": np.float32(2)})
+    join = form([url])
+    join = join.keys() if isinstance(join, dict) else join
+    options: Any = {"storage_options": {"use_listings_cache": False}}
+    with seqrecord.open(tmp_path / "records", join=join, **options) as dataset:
+        assert dataset.episodes["a"][0] == {"x": 1, "y": 2}
+
+
 @pytest.mark.parametrize("join", [5, True, None, object()])
 def test_other_objects_are_no_companions(tmp_path: Path, join: Any) -> None:
     write_dataset(tmp_path / "records", {"a": [{"x": np.float32(1)}]})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from os import PathLike
@@ -111,7 +111,9 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     settings = {"storage_options": storage_options, "verify": verify}
 
     remote = {"cache_dir": cache_dir, "cache_limit": cache_limit, **settings}
-    if not is_url(location) and _has_url(join):
+    if isinstance(join, (tuple, Set, Generator)):
+        join = list(join)
+    if not is_url(location) and any(map(is_url, join if isinstance(join, list) else [join])):
         options |= {"cache_dir": None, "cache_limit": None}
         settings = {"verify": verify}
 
@@ -157,11 +159,6 @@ def open_joined(
         skip_bad_episodes=skip_bad_episodes,
         **options,
     )
-
-
-def _has_url(join: Sequence[Companion] | Companion) -> bool:
-    """Whether a companion is at a URL: a text, alone or among others."""
-    return any(map(is_url, join if isinstance(join, (list, tuple)) else [join]))
 
 
 def is_url(location: object) -> bool:
