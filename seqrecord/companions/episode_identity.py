@@ -192,6 +192,11 @@ class Identity:
             pages=fields.text("pages", _PAGES) if "pages" in fields.value else None,
         )
 
+    @property
+    def names(self) -> set[str]:
+        """The features from whose frames values were computed."""
+        return {name for chunks in self.groups for name in chunks.digests}
+
     def match(self, contents: Contents, number: int) -> range | str:
         """See `match_identity`."""
         uid, frames = contents.index.uid(number), int(contents.index.num_frames[number])

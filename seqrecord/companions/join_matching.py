@@ -29,6 +29,7 @@ from seqrecord.companions.episode_identity import (
 )
 from seqrecord.companions.join_relatives import (
     enter_relatives,
+    refuse_other_source,
     refuse_samples,
     stored_identity,
 )
@@ -36,7 +37,7 @@ from seqrecord.companions.joined_index import Partners
 from seqrecord.companions.joined_tables import MatchedByKey
 from seqrecord.errors import FormatError, JoinError, located
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.reading.derivations import stored_identities
+from seqrecord.store.reading.derivations import has_identities, stored_identities
 from seqrecord.store.reading.opening import Check
 from seqrecord.store.tables.grids import IntArray
 from seqrecord.store.text import counted, first_of, shown_place
@@ -57,7 +58,9 @@ def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
     """Return the partners in a companion for all episodes of `base`.
 
     Warns if they were found by key and length alone, unless this is expected. Raises `JoinError`
-    for episodes that have changed since their values were computed, and for other lengths.
+    for episodes that have changed since their values were computed, and for other lengths. With
+    `check="lengths"`, such episodes need their uid or key and an equal length only, once no pages
+    prove where they belong.
     """
     refuse_samples(companion)
     partners = _unchanged(base, companion)
@@ -66,20 +69,35 @@ def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
     rows = np.flatnonzero(partners.episode < 0)
     numbers = _related_episodes(base, companion, rows) if len(rows) <= _FEW_ROWS else None
     matching = _Matching(base, companion, stored_identities(companion, numbers), check)
-    if (base_identities := stored_identities(base)) and check == "pages":
-        enter_relatives(partners, base_identities, base, matching.stored, companion)
+    if base_identities := stored_identities(base):
+        enter_relatives(partners, base_identities, base, matching.stored, companion, check)
     if matching.stored:
         matching.enter_equal(partners)
         matching.complete(partners)
-    elif numbers is None and (partners.episode < 0).all():
-        partners = _by_key(base, companion)
+    elif (partners.episode < 0).all() and not has_identities(companion):
         is_certain = MatchedByKey in companion.contents.attached
-        if (partners.episode >= 0).any() and not is_certain:
-            _logger.warning(
-                "%s: joined to %s by key and length: it stores no identities of its source",
-                *(shown_place(companion.url), shown_place(base.url)),
-            )
+        if base_identities and check == "pages" and not is_certain:
+            refuse_other_source(base_identities, base, companion)
+        partners = _by_key(base, companion)
+        if not is_certain:
+            rows = np.flatnonzero(partners.episode >= 0)
+            _warn_by_key(base, companion, rows, "it stores no identities of its source")
     return partners
+
+
+def _warn_by_key(base: Dataset, companion: Dataset, rows: IntArray, reason: str) -> None:
+    """Log episodes whose partners have nothing in common with them but a key and a length."""
+    if len(rows):
+        _logger.warning(
+            "%s: joined to %s by key and length alone (%s): %d of %s, for example %s. If episodes "
+            "were renumbered or exchanged since, their values are those of other recordings",
+            shown_place(companion.url),
+            shown_place(base.url),
+            reason,
+            len(rows),
+            counted(len(base.contents.index.num_frames), "episode"),
+            first_of(base.contents.index.keys_of(rows[:_SHOWN_KEYS]), _SHOWN_KEYS),
+        )
 
 
 def _unchanged(base: Dataset, companion: Dataset) -> Partners:
@@ -278,15 +296,20 @@ class _Matching:
             if str(entry.get("uid")) not in self.base.contents.index.positions_by_uid
         }
         reasons: dict[int, str] = {}
+        named_partners: dict[int, int] = {}
         unmatched = []
         keys = index.keys.to_pylist()
         for row in np.flatnonzero(partners.episode < 0).tolist():
             number = by_uid.get(index.uid(row), by_key.get(keys[row]))
+            if number is not None:
+                named_partners[row] = number
             if number is None or not self._join(partners, row, [number], reasons):
                 unmatched.append(row)
         for row, candidates in self._owners_of_pages(unmatched).items():
             if self._join(partners, row, candidates, {}):
                 reasons.pop(row, None)
+        if reasons and self.check == "lengths":
+            reasons = self._enter_lengths(partners, {row: named_partners[row] for row in reasons})
         if reasons:
             self._refuse(reasons)
 
@@ -307,16 +330,36 @@ class _Matching:
         identity, contents = self.identity(number), self.companion.contents
         num_frames, uid = int(contents.index.num_frames[number]), contents.index.uid(number)
         start, stop = contents.trims.get(uid, (0, num_frames))
-        if self.check == "lengths":
-            frames = int(self.base.contents.index.num_frames[row])
-            if frames == num_frames:
-                return range(frames)
-            if frames == identity.num_frames:
-                return range(-start, frames - start)
         if not start and stop != identity.num_frames and uid not in contents.trims:
             return f"its companion has {num_frames} frames, of {identity.num_frames} of the source"
         match = identity.match(self.base.contents, row)
         return match if isinstance(match, str) else range(match.start - start, match.stop - start)
+
+    def _enter_lengths(self, partners: Partners, candidates: Mapping[int, int]) -> dict[int, str]:
+        """Enter candidates with as many frames as the episode, or as its source had.
+
+        Warns of those that were found by key. Returns the reasons of others.
+        """
+        base_index, companion_index = self.base.contents.index, self.companion.contents.index
+        reasons: dict[int, str] = {}
+        found_by_key = []
+        for row, number in candidates.items():
+            frames, num_frames = (
+                int(base_index.num_frames[row]),
+                int(companion_index.num_frames[number]),
+            )
+            identity, uid = self.identity(number), companion_index.uid(number)
+            if frames not in (num_frames, identity.num_frames):
+                reasons[row] = f"{frames} frames, and {num_frames} of the companion"
+                continue
+            trim_start = self.companion.contents.trims.get(uid, (0, num_frames))[0]
+            partners.episode[row] = number
+            partners.start[row] = 0 if frames == num_frames else -trim_start
+            if identity.uid != base_index.uid(row):
+                found_by_key.append(row)
+        rows = np.array(found_by_key, np.int64)
+        _warn_by_key(self.base, self.companion, rows, "check='lengths', and no equal pages")
+        return reasons
 
     def _owners_of_pages(self, rows: Sequence[int]) -> dict[int, list[int]]:
         """Return the companion's episodes with pages of episodes `rows`, those with most first."""
@@ -343,9 +386,7 @@ class _Matching:
         keys = [index.key(number) for number in list(reasons)[:_SHOWN_KEYS]]
         raise JoinError(
             f"{counted(len(reasons), 'episode')} changed since the companion was computed from "
-            f"{'it' if len(reasons) == 1 else 'them'}: compute "
-            f"{'it' if len(reasons) == 1 else 'them'} again, or pass check='lengths' to accept "
-            "equal numbers of frames",
+            f"{'it' if len(reasons) == 1 else 'them'}: compute the companion again",
             file=self.companion.url,
             episode=first_of(keys, _SHOWN_KEYS),
             expected=f"the frames of {shown_place(self.base.url)} that it stores",

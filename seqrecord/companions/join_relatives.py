@@ -10,6 +10,7 @@ Frames are counted in the source episode, as both identities do::
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from seqrecord.companions.episode_identity import Identity
@@ -17,6 +18,7 @@ from seqrecord.companions.joined_index import Partners
 from seqrecord.errors import FormatError, JoinError, located
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.derivations import DERIVED_FROM
+from seqrecord.store.reading.opening import Check
 from seqrecord.store.text import shown_place
 
 Identities = Mapping[int, dict[str, Any]]
@@ -42,17 +44,38 @@ def refuse_samples(companion: Dataset) -> None:
         )
 
 
+def refuse_other_source(identities: Identities, base: Dataset, companion: Dataset) -> None:
+    """Raise `JoinError` for a companion with the features that `base` was computed from.
+
+    None of its episodes has their frames: it is another copy of the source, or renumbered.
+    """
+    names = {companion.contents.stored_name(name) for name in companion.features}
+    row, entry = next(iter(identities.items()))
+    if source_names := sorted(names & _parsed(entry, base, row).names):
+        raise JoinError(
+            "no episode of a companion has the frames that the dataset was computed from: compute "
+            "the dataset again",
+            file=companion.url,
+            episode=base.contents.index.key(row),
+            feature=source_names[0],
+            expected=f"the frames from which {shown_place(base.url)} was computed",
+        )
+
+
 def enter_relatives(
     partners: Partners,
     base_identities: Identities,
     base: Dataset,
     identities: Identities,
     companion: Dataset,
+    check: Check,
 ) -> None:
     """Enter partners of a derived dataset: episodes of its source, or derived from the same ones.
 
-    Raises `JoinError` for an episode of the source that changed since values were computed.
+    Raises `JoinError` for an episode of the source that changed since values were computed, unless
+    `check` is `"lengths"`.
     """
+    ignored_errors = () if check == "pages" else (JoinError,)
     index = companion.contents.index
     entries = list(identities.items())[::-1]  # of equal ones, the first is left
     by_uid = {str(entry["uid"]): number for number, entry in entries if "uid" in entry}
@@ -62,10 +85,12 @@ def enter_relatives(
         if partners.episode[row] >= 0:
             continue
         start, uid, key = None, str(entry.get("uid")), str(entry.get("key"))
-        if (number := by_uid.get(uid, by_key.get(key, -1))) >= 0:
-            start = _start_in_sibling(entry, base, row, identities[number], companion, number)
-        elif (number := sources.get(uid, index.positions.get(key, -1))) >= 0:
-            start = _start_in_source(entry, base, row, companion, number, is_known=uid in sources)
+        with suppress(*ignored_errors):
+            if (number := by_uid.get(uid, by_key.get(key, -1))) >= 0:
+                start = _start_in_sibling(entry, base, row, identities[number], companion, number)
+            elif (number := sources.get(uid, index.positions.get(key, -1))) >= 0:
+                is_known = uid in sources
+                start = _start_in_source(entry, base, row, companion, number, is_known=is_known)
         if start is not None:
             partners.episode[row], partners.start[row] = number, start
 
@@ -94,6 +119,8 @@ def _start_in_sibling(
     """Return the companion's frame for frame 0 of an episode; `None` for other sources."""
     identity = _parsed(entry, base, row)
     companion_identity = _parsed(companion_entry, companion, number)
+    if companion_identity.uid is None and not identity.names & companion_identity.names:
+        return None  # found by its key, which alone proves nothing
     first = _first_frame(base, row, identity.num_frames)
     companion_first = _first_frame(companion, number, companion_identity.num_frames)
     if first is None or companion_first is None:
@@ -101,8 +128,7 @@ def _start_in_sibling(
     shift = identity.start - companion_identity.start
     if not identity.agrees(companion_identity, shift):
         raise JoinError(
-            "two datasets were computed from different frames of an episode: compute one again, or "
-            "pass check='lengths' to accept equal numbers of frames",
+            "two datasets were computed from different frames of an episode: compute one again",
             file=companion.url,
             episode=base.contents.index.key(row),
             expected=f"the frames from which {shown_place(base.url)} was computed",
@@ -130,7 +156,7 @@ def _start_in_source(
         if is_known and isinstance(match, str):
             raise JoinError(
                 "an episode of a companion changed since the dataset was computed from it: compute "
-                "it again, or pass check='lengths' to accept equal numbers of frames",
+                "the dataset again",
                 file=companion.url,
                 episode=base.contents.index.key(row),
                 expected=f"the frames from which {shown_place(base.url)} was computed",

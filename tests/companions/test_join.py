@@ -164,23 +164,94 @@ def test_companions_without_identities_join_by_key_and_length(
         frames = read_all(source, join=[plain])
     check_frames(frames, merged_frames(source_frames(), latent_frames()))
     assert "joined to" in caplog.text
-    assert "by key and length" in caplog.text
+    assert "by key and length alone (it stores no identities" in caplog.text
+    assert "4 of 4 episodes, for example a, b, c" in caplog.text
     edit.trim_episodes(source, ["d"], slice(5, 19))
     with pytest.raises(JoinError) as error:
         seqrecord.open(source, join=[plain])
     assert (error.value.episode, error.value.got) == ("d", 23)
 
 
-def test_changed_sources_are_refused(places: tuple[Path, Path]) -> None:
+def test_changed_sources_are_refused(
+    places: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     source, latents = places
     edit.add_feature(source, "step", lambda episode: [np.int32(7)] * len(episode), overwrite=True)
     with pytest.raises(JoinError) as error:
         seqrecord.open(source, join=[latents])
     assert (error.value.episode, error.value.got) == ("a, b, c", "feature step has changed")
-    frames = read_all(source, join=[latents], check="lengths", features=["latent"])
+    with caplog.at_level(logging.WARNING):  # found by uid
+        frames = read_all(source, join=[latents], check="lengths", features=["latent"])
+    assert not caplog.records
     latent = latent_frames({"b": (2, 3), "d": (0,)})
     expected = {k: [{n: f[n] for n in f if n == "latent"} for f in v] for k, v in latent.items()}
     check_frames(frames, expected)
+
+
+def test_few_episodes_of_many_without_identities_join_by_key(tmp_path: Path) -> None:
+    """No identity is searched for in the text of a companion that stores none."""
+    keys = [f"n{i:03}" for i in range(300)]
+    write_dataset(tmp_path / "few", {key: columns(x=[1.0]) for key in keys[-9:]})
+    write_dataset(tmp_path / "many", {key: columns(y=[i]) for i, key in enumerate(keys)})
+    joined = read_all(tmp_path / "few", join=[tmp_path / "many"])
+    assert {key: frame["y"] for key, [frame] in joined.items()} == {
+        key: int(key[1:]) for key in keys[-9:]
+    }
+
+
+def write_renumbered(path: Path, contents: list[int], *, is_lossy: bool, length: int = 9) -> None:
+    """Episodes of one length with the keys 0, 1, …, of these recordings."""
+    change = np.uint8(1 if is_lossy else 0)
+    write_dataset(
+        path,
+        {
+            f"{number}": columns(image=noise(length, 4, 5, 3, seed=content) ^ change)
+            for number, content in enumerate(contents)
+        },
+    )
+
+
+def write_recordings(path: Path, source: Path, count: int, length: int = 9) -> None:
+    """The number of the recording of each frame, derived from `source`."""
+    frames = {f"{number}": columns(recording=[number] * length) for number in range(count)}
+    write_derived(path, source, frames)
+
+
+@pytest.mark.parametrize("is_lossy", [True, False])
+def test_renumbered_episodes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_lossy: bool
+) -> None:
+    """As LeRobot does after a deletion: pages prove which they are, unless encoded again."""
+    before, after, recordings = tmp_path / "before", tmp_path / "after", tmp_path / "recordings"
+    write_renumbered(before, [0, 1, 2, 3], is_lossy=False)
+    write_recordings(recordings, before, 4)
+    write_renumbered(after, [0, 2, 3], is_lossy=is_lossy)
+    if is_lossy:
+        with pytest.raises(JoinError) as error:
+            seqrecord.open(after, join=[recordings])
+        assert error.value.episode == "0, 1, 2"
+        assert "lengths" not in error.value.message
+        with pytest.raises(JoinError, match="no episode of a companion has the frames"):
+            seqrecord.open(recordings, join=[after], missing="drop")
+    with caplog.at_level(logging.WARNING):
+        joined = read_all(after, join=[recordings], check="lengths")
+    found = [int(joined[key][0]["recording"]) for key in "012"]
+    if is_lossy:
+        assert "by key and length alone (check='lengths'" in caplog.text
+        assert "3 of 3 episodes, for example 0, 1, 2" in caplog.text
+    else:
+        assert found == [0, 2, 3]
+        assert not caplog.records
+
+
+def test_lengths_are_named_to_who_compares_them(tmp_path: Path) -> None:
+    write_renumbered(tmp_path / "before", [0, 1], is_lossy=False)
+    write_recordings(tmp_path / "recordings", tmp_path / "before", 2)
+    write_renumbered(tmp_path / "after", [0, 1], is_lossy=True, length=8)
+    with pytest.raises(JoinError) as error:
+        seqrecord.open(tmp_path / "after", join=[tmp_path / "recordings"], check="lengths")
+    assert error.value.got == "8 frames, and 9 of the companion"
+    assert "lengths" not in error.value.message
 
 
 def test_other_frames_under_the_same_key_are_refused(places: tuple[Path, Path]) -> None:
@@ -501,11 +572,14 @@ def test_two_datasets_derived_from_one_source(places: tuple[Path, Path], tmp_pat
     write_derived(
         tmp_path / "third", source, {k: columns(z=range(len(v))) for k, v in returns.items()}
     )
-    with pytest.raises(JoinError, match="different frames"):
+    with pytest.raises(JoinError, match="different frames") as error:
         seqrecord.open(tmp_path / "third", join=[latents])
+    assert "lengths" not in error.value.message
 
 
-def test_keys_alone_prove_nothing(places: tuple[Path, Path], tmp_path: Path) -> None:
+def test_keys_alone_prove_nothing(
+    places: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Another dataset with the keys and lengths of the source, and other features."""
     _, latents = places
     other = {key: columns(other=range(length)) for key, length in LENGTHS.items()}
@@ -513,7 +587,9 @@ def test_keys_alone_prove_nothing(places: tuple[Path, Path], tmp_path: Path) -> 
     with pytest.raises(JoinError) as error:
         seqrecord.open(tmp_path / "other", join=[latents])
     assert error.value.got == "none of its features is left: image, step"
-    joined = read_all(tmp_path / "other", join=[latents], check="lengths")
+    with caplog.at_level(logging.WARNING):
+        joined = read_all(tmp_path / "other", join=[latents], check="lengths")
+    assert "by key and length alone" in caplog.text
     check_frames(joined, merged_frames(other, latent_frames({"b": (2, 3), "d": (0,)})))
 
 

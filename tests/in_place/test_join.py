@@ -51,6 +51,24 @@ def test_values_join_an_original(original: Path, tmp_path: Path) -> None:
     check_frames(read_all(moved, join=[tmp_path / "progress"]), joined)
 
 
+def test_values_of_other_features_do_not_join_by_key(original: Path, tmp_path: Path) -> None:
+    """Both derived from an original, whose numbers may have changed between the two."""
+    with seqrecord.open(original) as dataset:
+        names = [*dataset.features][:2]
+    for place, name in zip("ab", names, strict=True):
+        seqrecord.derive(
+            original,
+            lambda batch, place=place, name=name: {place: np.zeros((len(batch[name]), 1), "f4")},
+            tmp_path / place,
+            features=[name],
+        )
+    with pytest.raises(JoinError) as error:
+        seqrecord.open(tmp_path / "a", join=[tmp_path / "b"])
+    assert error.value.got == f"none of its features is left: {names[1]}"
+    values = read_all(original, join=[tmp_path / "a", tmp_path / "b"])
+    assert all({"a", "b"} <= frame.keys() for frames in values.values() for frame in frames)
+
+
 def test_an_original_joins_a_dataset(original: Path, tmp_path: Path) -> None:
     plain = read_all(original)
     progress = {

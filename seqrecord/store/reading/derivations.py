@@ -18,6 +18,12 @@ DERIVED_FROM = "derived_from"
 _MARK = f'"{DERIVED_FROM}"'  # in the text of metadata
 
 
+def has_identities(dataset: Dataset) -> bool:
+    """Whether an episode of a dataset stores the identity of its source."""
+    text_buffer = dataset.contents.index.metadata.buffers()[2]
+    return text_buffer is not None and bool(re.search(_MARK.encode(), memoryview(text_buffer)))
+
+
 def stored_identities(
     dataset: Dataset, numbers: npt.NDArray[np.int64] | None = None
 ) -> dict[int, dict[str, Any]]:
@@ -26,10 +32,9 @@ def stored_identities(
     `numbers` are episodes; by default all.
     """
     identities: dict[int, dict[str, Any]] = {}
-    metadata = dataset.contents.index.metadata
-    text_buffer = metadata.buffers()[2]  # searched at once: most datasets have none
-    if text_buffer is None or not re.search(_MARK.encode(), memoryview(text_buffer)):
+    if not has_identities(dataset):  # their text is searched at once: most datasets have none
         return identities
+    metadata = dataset.contents.index.metadata
     episodes = np.arange(len(metadata)) if numbers is None else numbers
     texts = (metadata if numbers is None else metadata.take(numbers)).to_pylist()
     for number, text in zip(episodes.tolist(), texts, strict=True):

@@ -90,7 +90,8 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
         missing: for episodes without a partner in a companion: `"error"`, `"drop"` to leave them
             out, `"pad"` to keep them without its features.
         check: what partners must have in common: `"pages"`, the frames that a companion was
-            computed from, where it stores that; `"lengths"`, the number of frames.
+            computed from, where it stores that; `"lengths"`, the number of frames, with a WARNING
+            for episodes of which only their keys are equal, too.
 
     Files whose values an index copied are compared once per process: see docs/in-place.md.
 
