@@ -191,7 +191,7 @@ faults: $(INSTALLED) ## Count the faults of the bank that tests notice; ARGS='--
 
 docs: $(INSTALLED) ## Build the documentation into build/site; a warning is an error
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: $(INSTALLED) ## Lint, check the format and the types, as CI does
 	$(BIN)/ruff check

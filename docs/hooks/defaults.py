@@ -24,8 +24,8 @@ class Defaults(Extension):
 
 
 def _show_defaults(item: Object) -> None:
-    for name, member in item.members.items():
-        if member.is_alias or (name.startswith("_") and name != "__init__"):
+    for member in item.members.values():
+        if member.is_alias:
             continue
         if isinstance(member, (Class, Module)):
             _show_defaults(member)

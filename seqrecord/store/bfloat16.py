@@ -21,7 +21,7 @@ from seqrecord.errors import FrameError
 
 NAME = "bfloat16"
 
-BFLOAT16: np.dtype[Any] = np.dtype([(NAME, "<u2")])
+BFLOAT16: np.dtype[Any] = np.dtype([("bfloat16", "<u2")])
 """The dtype of bfloat16 features, and of arrays with their words.
 
 Reading returns float32, and batches are `torch.bfloat16`.

@@ -111,8 +111,13 @@ class SeqRecordRecorder:
         queue_size: limit of queued frames in memory: bytes, or text such as "1GiB". If it is
             reached, `append` raises `QueueFullError` and does not record the frame.
         flush_seconds: time between flushes. Each flush ends a chunk, so chunks get shorter.
-        features, codecs, chunk_frames, max_file_size, statistics, mode, storage_options: as for
-            `SeqRecordWriter`.
+        features: as for `SeqRecordWriter`.
+        codecs: as for `SeqRecordWriter`.
+        chunk_frames: as for `SeqRecordWriter`.
+        max_file_size: as for `SeqRecordWriter`.
+        statistics: as for `SeqRecordWriter`.
+        mode: as for `SeqRecordWriter`.
+        storage_options: as for `SeqRecordWriter`.
 
     Raises the errors of `SeqRecordWriter`, and `DestinationError` for a URL and for an invalid size
     or interval.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import html
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -35,11 +38,36 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    built = build("-d", folder)
     assert built.returncode == 0, built.stderr
     return folder
+
+
+def build(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """mkdocs with the options of `make docs`, and some more."""
+    [options] = re.findall(r"\$\(BIN\)/mkdocs (.*)", (ROOT / "Makefile").read_text())
+    command = [sys.executable, "-m", "mkdocs", *options.split(), *map(str, arguments)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("link", ["budgets.md", "#at-the-end", "missing.md", "#missing"])
+def test_a_broken_link_fails_the_build(tmp_path: Path, link: str) -> None:
+    """With the configuration of the site, but for its pages and plugins."""
+    pages = tmp_path / "docs"
+    pages.mkdir()
+    (pages / "index.md").write_text(f"# First\n\n[link]({link})\n\n## At the end\n")
+    (pages / "budgets.md").write_text("# Second\n")
+    config = {
+        "INHERIT": str(ROOT / "mkdocs.yml"),
+        "docs_dir": str(pages),
+        "site_dir": str(tmp_path / "site"),
+        "plugins": [],
+        "nav": [{"Start": "index.md"}, {"Next": "budgets.md"}],
+    }
+    (tmp_path / "mkdocs.yml").write_text(json.dumps(config))
+    built = build("-f", tmp_path / "mkdocs.yml")
+    assert built.returncode == ("missing" in link), built.stderr
 
 
 def signatures(page: Path) -> list[str]:
@@ -58,6 +86,30 @@ def test_signatures_have_no_private_names(site: Path) -> None:
         )
         texts += [html.unescape(re.sub("<[^>]+>", "", text)) for text in shown]
     assert not [text for text in texts if re.search(r"(?<![\w\"'])_[A-Za-z]\w*", text)]
+
+
+def default_names(code: ast.AST | None) -> set[str]:
+    """Names in the code of a default value, but for those of builtins."""
+    nodes = [] if code is None else ast.walk(code)
+    return {node.id for node in nodes if isinstance(node, ast.Name)} - {*vars(builtins)}
+
+
+def test_defaults_have_no_names_of_modules(site: Path) -> None:
+    """Those that a user of the package does not have, such as a constant of its module."""
+    named: list[tuple[str, set[str]]] = []
+    for page in site.glob(REFERENCE):
+        for text in signatures(page):
+            [code] = ast.parse(f"def {text}: ..." if "(" in text.split(":")[0] else text).body
+            if isinstance(code, ast.FunctionDef):
+                values = [*code.args.defaults, *code.args.kw_defaults]
+            else:
+                values = [getattr(code, "value", None)]
+            named += [(text, default_names(value) - {"np"}) for value in values]
+        for shown in re.findall(r"default:\s*<code>(.*?)</code>\n", page.read_text(), re.S):
+            value = html.unescape(re.sub("<[^>]+>", "", shown))
+            named.append((value, default_names(ast.parse(value, mode="eval"))))
+    assert len(named) > 1000
+    assert not [(text, names) for text, names in named if names]
 
 
 def test_signatures_have_values_as_defaults(site: Path) -> None:

@@ -112,8 +112,8 @@ def convert(
         source: the original, for example from `seqrecord.open_source(path)`.
         destination: local path, URL or open storage of the dataset.
         codecs: as for `SeqRecordWriter`.
-        kinds, units: kinds and units by feature, instead of the source's: `kinds={"seg":
-            "segmentation"}`, `units={"depth": "mm"}`.
+        kinds: kinds by feature, instead of the source's: `{"seg": "segmentation"}`.
+        units: units by feature, instead of the source's: `{"depth": "mm"}`.
         fps: frames per second of episodes whose rate the source lacks. Ignored, with a warning, if
             timestamps contradict it, also those of a feature that is not selected.
         mode: as for `SeqRecordWriter`; `append` and `resume` skip existing episodes.
@@ -129,7 +129,10 @@ def convert(
             one type of them raise it at the end, because the reader may be wrong.
         strict: raise `SourceError` if the original has data that the source does not pack, and for
             video that would be encoded again with loss; see `Inventory`.
-        chunk_frames, max_file_size, statistics, storage_options: as for `SeqRecordWriter`.
+        chunk_frames: as for `SeqRecordWriter`.
+        max_file_size: as for `SeqRecordWriter`.
+        statistics: as for `SeqRecordWriter`.
+        storage_options: as for `SeqRecordWriter`.
         in_place: keep packets of video, images and arrays in the original files, and store
             references. Other features are copied. The originals must remain, and other users must
             pass their place to `seqrecord.open(originals=…)`. A kill loses unfinished record files,

@@ -38,8 +38,10 @@ def open_source(
         features: names of the features to read, in that order; default all.
         keep_encoded: keep PNG and JPEG images encoded. A dataset's are always kept.
         storage_options: for a URL, as in `seqrecord.open`.
-        join, missing, check: companions, as for `seqrecord.open`. `path` is then a dataset, or an
-            original that can be read in place.
+        join: companions, as for `seqrecord.open`. `path` is then a dataset, or an original that can
+            be read in place.
+        missing: as for `seqrecord.open`.
+        check: as for `seqrecord.open`.
         options: arguments of single formats, such as TartanAir's `cameras` and `difficulty`;
             `None` counts as not given.
 

@@ -317,7 +317,8 @@ class RandomResizedCrop(_Sized):
         size: height and width in pixels, or one number for both.
         scale: minimum and maximum area, as fractions of the frame's area.
         ratio: minimum and maximum of width / height.
-        features, shared: see `RandomCrop`.
+        features: see `RandomCrop`.
+        shared: see `RandomCrop`.
 
     Example:
         pipe = seqrecord.SeqRecordPipe(
@@ -379,7 +380,8 @@ class BatchResize(_Sized):
     Args:
         sizes: sizes to draw from, (height, width) in pixels or one number for both.
         weights: relative frequency of each size, above 0. Default: equal.
-        features, shared: see `RandomCrop`.
+        features: see `RandomCrop`.
+        shared: see `RandomCrop`.
 
     Example:
         sizes = [(24, 32), (32, 32), (32, 24)]
@@ -433,7 +435,8 @@ class BatchResize(_Sized):
             width: width in pixels.
             aspects: least and greatest height / width, such as `(0.33, 1.0)`.
             multiple: divisor of all heights.
-            features, shared: see `RandomCrop`.
+            features: see `RandomCrop`.
+            shared: see `RandomCrop`.
 
         Example:
             step = seqrecord.BatchResize.of_aspects(56, (0.33, 1.0), multiple=14)
@@ -504,7 +507,8 @@ class HorizontalFlip(CropStep):
 
     Args:
         p: probability in [0, 1].
-        features, shared: see `RandomCrop`.
+        features: see `RandomCrop`.
+        shared: see `RandomCrop`.
 
     Example:
         pipe = seqrecord.SeqRecordPipe(

@@ -79,9 +79,11 @@ class LeRobotDataset(PlannedDataset):
         skip_bad_episodes: leave out selected episodes that cannot be read, instead of an error;
             `episodes` lists the others then. Nothing is downloaded if there is a folder `data`.
         frame_cache: folder for decoded frames, as for `SeqRecordPipe`.
-        join, missing, check: as for `seqrecord.open`: items and `features` have the features of
-            companions too, `meta.features` does not. Not `missing="drop"`, since items are numbered
-            as in LeRobot's class.
+        join: companions, as for `seqrecord.open`: items and `features` have their features too,
+            `meta.features` does not.
+        missing: as for `seqrecord.open`, but not `"drop"`, since items are numbered as in LeRobot's
+            class.
+        check: as for `seqrecord.open`.
         meta: LeRobot's metadata if already loaded, with statistics of depth in `depth_output_unit`.
 
     Attributes:

@@ -89,7 +89,8 @@ def add_statistics(
         location: local path or URL of the dataset.
         only_lacking: keep existing statistics, and read only features without any, such as video
             and images that a conversion did not decode. Without such a feature, nothing changes.
-        max_frames, progress: as for `Dataset.compute_statistics`.
+        max_frames: as for `Dataset.compute_statistics`.
+        progress: as for `Dataset.compute_statistics`.
         storage_options: for the filesystem that serves a URL.
 
     Raises the errors of `Dataset.compute_statistics` and `seqrecord.open`, and `ConflictError` if

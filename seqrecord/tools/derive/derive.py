@@ -113,7 +113,11 @@ def derive(
             axis may differ. The values are stored once per text, and come in batches as
             `task_embedding` where `task` comes; see `Dataset.dictionaries`. Of the same `version`
             as the function.
-        codecs, max_file_size, statistics, storage_options, progress: as for `convert`.
+        codecs: as for `convert`.
+        max_file_size: as for `convert`.
+        statistics: as for `convert`.
+        storage_options: as for `convert`.
+        progress: as for `convert`.
         clips: arguments of `SeqRecordPipe` that choose and prepare clips: `samples`, `windows`,
             `clip_len`, `stride`, `episodes`, `split`, `pad`, `resize`, `frame_cache`,
             `memory_limit` and others. `order`, `output` and `rename` have their defaults. Samples

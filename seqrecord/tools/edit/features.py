@@ -93,7 +93,10 @@ def add_feature(
             `str` or `bytes`, with `None` for frames without the feature. `values_of_dataset` and
             `values_of_files` make such functions.
         spec: dtype, shape, codec, kind and unit; by default inferred from the first value.
-        codec, kind, unit, max_file_size: as for `SeqRecordWriter`.
+        codec: of the feature, as in `codecs` of `SeqRecordWriter`.
+        kind: of the feature, as in `features` of `SeqRecordWriter`.
+        unit: of the feature, as in `features` of `SeqRecordWriter`.
+        max_file_size: as for `SeqRecordWriter`.
         overwrite: replace a feature of the same name in the same commit.
         dry_run: write nothing; calls `values` for all episodes, but reads the first value only.
         storage_options: for the filesystem that serves a URL.
