@@ -291,9 +291,12 @@ def test_wrong_steps(path: Path, tmp_path: Path) -> None:
     writer = seqrecord.SeqRecordWriter(tmp_path / "records", statistics=False)
     with writer, writer.episode("a") as episode:
         for _ in range(3):
-            episode.append({"action": np.ones(3), "action_dim_is_pad": np.ones(3)})
+            frame = {"action": np.ones(3), "action_dim_is_pad": np.ones(3)}
+            episode.append({**frame, "depth": np.ones((4, 4), np.float32)})
     normal = Vector(normalize="mean_std")
     with pytest.raises(ClipError, match=r"needs statistics.*seqrecord stats"):
         SeqRecordPipe(tmp_path / "records", clip_len=1, vectors={"action": normal})
+    with pytest.raises(ClipError, match="pad_to is for vectors"):
+        SeqRecordPipe(tmp_path / "records", clip_len=1, vectors={"depth": Vector(pad_to=8)})
     with pytest.raises(ClipError, match="name of a batch's extra column"):
         SeqRecordPipe(tmp_path / "records", clip_len=1, vectors={"action": Vector(pad_to=3)})

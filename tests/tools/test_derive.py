@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import Seconds, edit
+from seqrecord import Latest, Next, Seconds, Vector, edit
 from seqrecord.errors import ClipError, NotFoundError
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import write_dataset
@@ -234,6 +234,167 @@ def test_texts_lists_and_numbers(records: Path) -> None:
             assert frame["caption"] == f"frame {number}"
             assert frame["tokens"].tolist() == [*range(number % 3)]
             assert frame["score"] == frame["count"] == number
+
+
+# Columns of kept features
+
+
+COLUMNS_OF_KEPT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "padded windows": (
+        {"windows": {"image": [0], "action": range(6), "task": [-1, 0]}, "pad": "edge"},
+        {"action_is_pad": "bool [6]", "task_is_pad": "bool [2]"},
+    ),
+    "padded sizes": (
+        {"windows": {"action": range(3)}, "vectors": {"action": Vector(place=[4, 1])}},
+        {"action_dim_is_pad": "bool [5]"},
+    ),
+    "ages": (
+        {"windows": {"gps": Latest([-3, 0], unknown="zeros"), "action": Next([0, 1])}},
+        {"gps_age": "int64 [2]", "action_wait": "int64 [2]"},
+    ),
+    "padded shapes": (
+        {"windows": {"points": [0, 1]}, "ragged": "pad"},
+        {"points_mask": "bool [2, 3]"},
+    ),
+    "lists": (
+        {
+            "samples": {"episode": ["a", "c"], "frames": [[3, 1, 0], [2]]},
+            "ragged": {"points": (4,)},
+        },
+        {"points_mask": "bool [?, 4]"},
+    ),
+    "padded lists": (
+        {"samples": {"episode": ["a", "c"], "frames": [[3, 1, 0], [2]]}, "ragged": "pad"},
+        {"points_mask": "bool [3, 3]", "frames_is_pad": "bool [3]"},
+    ),
+    "frames": (
+        {"ragged": "pad", "vectors": {"action": Vector(pad_to=3)}},
+        {"points_mask": "bool [3]", "action_dim_is_pad": "bool [3]"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS_OF_KEPT)
+def test_columns_of_kept_features_are_stored(tmp_path: Path, case: str) -> None:
+    """With the values that batches of the source have."""
+    frames = {
+        key: [
+            {
+                "image": np.full((4, 6, 3), i, np.uint8),
+                "action": np.full(2, i, np.float32),
+                "points": np.full((1 + i % 3, 2), i, np.float32),
+                "task": f"task {i}",
+                **({"gps": np.float64(i)} if i % 4 == 2 else {}),
+            }
+            for i in range(length)
+        ]
+        for key, length in LENGTHS.items()
+    }
+    points = {"points": {"shape": (None, 2)}}
+    write_dataset(tmp_path / "records", frames, features=points)
+    options, columns = COLUMNS_OF_KEPT[case]
+    per_frame = case == "frames"
+    keep = [*dict.fromkeys(name.partition("_")[0] for name in columns)]
+    keep = [name for name in keep if name != "frames"]
+
+    def nothing(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"latent": np.zeros(len(batch["image"]))}
+
+    derive(tmp_path / "records", nothing, keep=keep, **options)
+    windows: Any = {"image": [0], **{name: [0] for name in keep if per_frame}}
+    windows = None if "samples" in options else {**windows, **options.get("windows", {})}
+    loader_options = {**options, "windows": windows}
+    pipe = seqrecord.SeqRecordPipe(
+        *(tmp_path / "records",),
+        features=["image", *keep],
+        batch_size=4,
+        shuffle=False,
+        last_batch="keep",
+        **loader_options,
+    )
+    with seqrecord.open(tmp_path / "latents") as dataset:
+        shown = {
+            name: f"{spec.dtype} [{', '.join('?' if n is None else str(n) for n in spec.shape)}]"
+            for name, spec in dataset.features.items()
+        }
+        assert shown.items() >= columns.items()
+        of_values = {"latent", "source_start", "source_frames", *keep}
+        assert {*shown} - of_values == {*columns}
+        places = dict.fromkeys(LENGTHS, 0)
+        for batch in pipe:
+            for row, key in enumerate(batch["episode"]):
+                frame = dataset.episodes[key][places[key]]
+                places[key] += 1
+                for name in columns:
+                    value = batch[name][row]
+                    is_single = per_frame and name == "points_mask"
+                    value = value[0] if is_single else value
+                    np.testing.assert_array_equal(frame[name], np.asarray(value), strict=True)
+        assert {key: n for key, n in places.items() if n} == {
+            key: len(episode) for key, episode in dataset.episodes.items()
+        }
+
+
+def test_masks_and_kept_windows_in_loaders_and_mixes(tmp_path: Path) -> None:
+    """Two robots share batches: one has repeated frames, the other fewer numbers."""
+    sources = {}
+    for name, size, pad in (("arm", 2, "edge"), ("hand", 3, None)):
+        frames = [
+            {"image": np.full((4, 6, 3), i, np.uint8), "action": np.full(size, i + 1, np.float32)}
+            for i in range(8)
+        ]
+        folder = tmp_path / name
+        write_dataset(folder / "records", {"a": frames})
+        windows = {"image": [0], "action": range(4)}
+        derive(folder / "records", Encoder(), keep=["action"], windows=windows, pad=pad)
+        sources[name] = folder / "latents"
+    form = {"action": Vector(place=[1, 3], pad_to=4)}
+    for batch in seqrecord.SeqRecordPipe(sources["arm"], clip_len=1, batch_size=4, vectors=form):
+        assert batch["action"].shape == (4, 1, 4, 4)
+        expected = torch.minimum(batch["source_start"] + torch.arange(4) + 1, torch.tensor(8))
+        assert torch.equal(batch["action"][:, 0, :, 1], expected.float())
+        assert not batch["action"][..., [0, 2]].any()
+        assert batch["action_dim_is_pad"].tolist() == [[True, False, True, False]] * 4
+        behind = batch["source_start"] + torch.arange(4) > 7
+        assert torch.equal(batch["action_is_pad"][:, 0], behind)
+    for join in ("union", "intersection"):
+        loaders = {
+            name: seqrecord.SeqRecordIterableDataset(path, clip_len=1, squeeze_time=True)
+            for name, path in sources.items()
+        }
+        mix = seqrecord.SeqRecordMix(
+            loaders, batch_size=4, features=join, vectors={"action": Vector(pad_to=4)}
+        )
+        seen = set()
+        for batch in mix:
+            is_arm = torch.tensor([name == "arm" for name in batch["dataset"]])
+            seen |= {*batch["dataset"]}
+            behind = batch["source_start"][:, None] + torch.arange(4) > 7
+            assert torch.equal(batch["action_is_pad"], behind & is_arm[:, None])
+            assert torch.equal(batch["action_is_pad_is_missing"], ~is_arm)
+            assert batch["action"].shape == (4, 4, 4)
+            ends = torch.stack([is_arm, torch.ones(4, dtype=torch.bool)], dim=1)
+            assert torch.equal(batch["action_dim_is_pad"][:, 2:], ends)
+        assert seen == {"arm", "hand"}
+
+
+def test_names_of_masks_are_taken(records: Path) -> None:
+    """By results of the function, and by columns of a loader that pads itself."""
+    options: dict[str, Any] = {"windows": {"action": range(3)}, "pad": "edge", "keep": ["action"]}
+    with pytest.raises(ClipError, match="under the name of another one"):
+        derive(records, Encoder("action_is_pad"), **options)
+    derive(records, Encoder(), **options)
+    with pytest.raises(ClipError, match=r"extra column.*rename={'action_is_pad'"):
+        seqrecord.SeqRecordPipe(records.parent / "latents", clip_len=2, pad="edge")
+
+
+def test_camera_columns_of_a_kept_image_are_refused(records: Path) -> None:
+    edit.set_metadata(records, None, {"camera": CAMERA})
+    options: dict[str, Any] = {"features": ["action"], "keep": ["image"], "camera": True}
+    with pytest.raises(ClipError, match="no camera columns") as caught:
+        derive(records, lambda batch: {"x": batch["action"]}, **options)
+    assert caught.value.feature == "image"
+    derive(records, Encoder(), keep=["action"], camera=True)
 
 
 # Changes of the source

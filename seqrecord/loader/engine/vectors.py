@@ -32,7 +32,7 @@ class VectorStep:
     """Normalization and placement of one feature. Picklable.
 
     Attributes:
-        given: spec of a frame before the step.
+        given: spec of a frame before the step: [D], or [T, D] of a kept window.
         places: index in batches for each of the D values in the last axis; `None`: as stored,
             without a mask.
         size: length of the last axis in batches, if there are `places`.
@@ -47,7 +47,7 @@ class VectorStep:
     @property
     def made(self) -> ArraySpec:
         """Spec of a frame in batches."""
-        shape = self.given.shape if self.places is None else (self.size,)
+        shape = self.given.shape if self.places is None else (*self.given.shape[:-1], self.size)
         dtype = self.given.dtype if self.normalization is None else np.dtype(np.float32)
         return replace(self.given, dtype=dtype, shape=shape)
 

@@ -23,7 +23,7 @@ from seqrecord.loader.engine.devices import BufferCache, Device
 from seqrecord.loader.frames.array_specs import ArraySpec, clip_nbytes
 from seqrecord.loader.mixing.sources import SourceLoader, add_source
 from seqrecord.loader.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
-from seqrecord.loader.pipes.columns import DIM_IS_PAD, ClipColumn, Column
+from seqrecord.loader.pipes.columns import DIM_IS_PAD, OF_FEATURES, ClipColumn, Column
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.states import Clip
 from seqrecord.loader.pipes.text_columns import MixedTextColumns
@@ -397,9 +397,15 @@ def _text_columns(names: Collection[str], views: Mapping[int, View]) -> Sequence
 
 
 def joined_features(sources: Mapping[str, View], join: Join) -> list[str]:
-    """The features of batches. Raises `ClipError` for an empty intersection."""
+    """The features of batches. Raises `ClipError` for an empty intersection.
+
+    In an intersection, masks and ages that `derive` stored come with their features.
+    """
     counts = Counter(name for view in sources.values() for name in view.batch_arrays)
-    names = [name for name, count in counts.items() if join == "union" or count == len(sources)]
+    common = {name for name, count in counts.items() if join == "union" or count == len(sources)}
+    for end in OF_FEATURES:
+        common |= {name for name in counts if name.removesuffix(end) in common}
+    names = [name for name in counts if name in common]
     if not names:
         raise ClipError(
             "no feature is in all sources of the mix",

@@ -47,8 +47,14 @@ FRAMES_IS_PAD = "frames_is_pad"
 CU_SEQLENS = "cu_seqlens"
 """Name of the mask if lists of frames differ in length: true behind a shorter list."""
 
+IS_PAD = "_is_pad"
+"""End of mask names: frames outside their episode, or without a frame near their time."""
+
 DIM_IS_PAD = "_dim_is_pad"
 """End of mask names: values of the last axis that the source lacks."""
+
+OF_FEATURES = (DIM_IS_PAD, IS_PAD, "_age", "_wait")
+"""Ends of the names of columns that describe a feature, which `derive` stores as features."""
 
 _T = TypeVar("_T")
 _BatchT = TypeVar("_BatchT")
@@ -67,6 +73,7 @@ class Column(Generic[_BatchT]):
             fewer than in `shape` if a batch draws their number.
         default: the value of clips whose source in a mix lacks the column.
         needs_frames: whether values depend on the frames, which a plan does not read.
+        feature: the feature that the column describes; `None` for a column of the clip.
     """
 
     name: str
@@ -76,6 +83,7 @@ class Column(Generic[_BatchT]):
     per_frame: bool = False
     default: Any = 0
     needs_frames: bool = False
+    feature: str | None = None
 
     @property
     def text(self) -> str:
@@ -414,10 +422,10 @@ def origin_columns(
         has_mask = spec.mask_of is None and (name in padded or window.pads)
         if has_mask:
             fill = partial(_is_pad, name)
-            origin.append(_of_frames(f"{name}_is_pad", _BOOL, window.length, fill))
+            origin.append(_of_frames(name + IS_PAD, _BOOL, window.length, fill, name))
         if spec.mask_of is None and isinstance(window, NearestWindow):
             distance = f"{name}_{'wait' if window.looks_ahead else 'age'}"
-            column = _of_frames(distance, _INT64, window.length, partial(_distance, name))
+            column = _of_frames(distance, _INT64, window.length, partial(_distance, name), name)
             (origin if has_mask else distances).append(column)
     return [*origin, *distances]
 
@@ -427,9 +435,9 @@ def metadata_column(name: str) -> ClipColumn:
     return Column(name, None, (), partial(_metadata, name))
 
 
-def constant(name: str, value: npt.NDArray[Any]) -> ClipColumn:
-    """A column with the same value for all clips."""
-    return Column(name, value.dtype, value.shape, partial(_tiled, value))
+def constant(name: str, value: npt.NDArray[Any], feature: str) -> ClipColumn:
+    """A column of a feature with the same value for all clips."""
+    return Column(name, value.dtype, value.shape, partial(_tiled, value), feature=feature)
 
 
 def _of_frames(
@@ -437,9 +445,10 @@ def _of_frames(
     dtype: np.dtype[Any],
     length: int,
     make: Callable[[BatchClips], npt.NDArray[Any]],
+    feature: str | None = None,
 ) -> ClipColumn:
     """A column with a value for each of `length` frames."""
-    return Column(name, dtype, (length,), make, per_frame=True)
+    return Column(name, dtype, (length,), make, per_frame=True, feature=feature)
 
 
 # ---- values of columns, which users may change

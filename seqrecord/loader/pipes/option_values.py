@@ -44,7 +44,7 @@ class Vector:
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, vectors={"pose": wide})
 
     Args:
-        place: for a feature [D], the index of each value in the last axis of batches, all
+        place: for a feature [D] or [T, D], the index of each value in the last axis of batches, all
             different. Values at other indices are 0.
         pad_to: the number of values in batches: zeros follow the values. Default with `place`: its
             largest index + 1.

@@ -384,14 +384,15 @@ class ClipOptions(DerivedOptions):
             for lists of `frames` that differ in length: "list", a tensor [length, …] per clip;
             "pad", the last frame of a shorter list repeated; "nested", [batch, ?, …].
         vectors: form of vectors [D] and scalars in batches, by feature: `{"action":
-            Vector(pad_to=32, normalize="mean_std")}`. `place` and `pad_to` make longer vectors, and
-            the column `action_dim_is_pad`, bool [batch, size], true where the source has no value;
-            it is on the host. `normalize` makes float32 values by the stored statistics of the
-            whole dataset (see `seqrecord stats`), or by a `Normalization`; a channel with one value
-            only is divided by 1, and zeros of padding are kept. This comes last: `frame_transform`
-            and the functions of `clip_transform` receive stored values, and intrinsics are those of
-            the visible image. A feature that a crop, flip, resize or function changes needs a
-            `Normalization` of the changed values. Not for images.
+            Vector(pad_to=32, normalize="mean_std")}`. `place` and `pad_to` make longer vectors,
+            also in windows [T, D] that `derive` kept, and the column `action_dim_is_pad`, bool
+            [batch, size], true where the source has no value; it is on the host. `normalize` makes
+            float32 values by the stored statistics of the whole dataset (see `seqrecord stats`), or
+            by a `Normalization`; a channel with one value only is divided by 1, and zeros of
+            padding are kept. This comes last: `frame_transform` and the functions of
+            `clip_transform` receive stored values, and intrinsics are those of the visible image. A
+            feature that a crop, flip, resize or function changes needs a `Normalization` of the
+            changed values. Not for images.
         camera: columns of the cameras of images, in one convention for all sources: `True`, or a
             `Camera`. For each image that has one: `<image>_pose`, [batch, T, 4, 4], camera-to-world
             with OpenCV's axes; `<image>_K`, [batch, T, 3, 3], in pixels of the image in the batch;

@@ -246,7 +246,7 @@ def _describe_left_out(episodes: SelectedEpisodes, clips: ClipTable) -> str:
     if clips.num_outside:
         reasons.append(
             f"{counted(clips.num_outside, 'clip')} with frames beyond the ends of their "
-            'episodes, which pad="edge" gives'
+            'episodes, which pad="edge" gives, with masks of the repeated frames'
         )
     if clips.num_incomplete:
         lacking = [

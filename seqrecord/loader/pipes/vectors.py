@@ -13,6 +13,7 @@ from seqrecord.loader.frames.normalization import Normalization
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.option_values import Vector
 from seqrecord.loader.pipes.view import View
+from seqrecord.store.feature_kinds import is_picture
 from seqrecord.store.statistics.by_feature import FeatureStatistics
 from seqrecord.store.units import raise_if
 
@@ -56,7 +57,7 @@ def placed(view: View, name: str, places: Sequence[int] | None, size: int | None
     """The step that places a feature. Raises `ClipError`."""
     spec = checked_vector(view, name, "pad_to" if places is None else "place")
     with located(ClipError, feature=name):
-        count = int(spec.shape[0] or 0)
+        count = int(spec.shape[-1] or 0)
         places = tuple(range(count)) if places is None else tuple(places)
         raise_if(
             len(places) != count,
@@ -89,7 +90,10 @@ def normalized(step: VectorStep, name: str, normalization: Any) -> VectorStep:
 
 
 def checked_vector(view: View, name: str, argument: str) -> ArraySpec:
-    """The spec of a feature before its step. Raises `ClipError` unless it is a vector."""
+    """The spec of a feature before its step.
+
+    Raises `ClipError` unless it is a vector, or, to be placed, vectors [T, D] of a kept window.
+    """
     if name not in view.batch_arrays:
         raise ClipError(
             f"{argument}: clips have no such feature",
@@ -101,13 +105,17 @@ def checked_vector(view: View, name: str, argument: str) -> ArraySpec:
     is_whole = spec.is_fixed and spec.mask_of is None and name not in padded
     dtype = spec.value_kind.number_dtype(spec)
     are_numbers = dtype is not None and dtype.kind in ("iuf" if is_scaled else "biuf")
-    if is_whole and are_numbers and len(spec.shape) in ((0, 1) if is_scaled else (1,)):
+    kind = view.dataset.features[name].kind if name in view.dataset.features else None
+    # Statistics of two axes may be those of a map or of latents: `derive` normalizes windows.
+    counts = (0, 1) if is_scaled else (1,) if is_picture(name, spec, kind) else (1, 2)
+    if is_whole and are_numbers and len(spec.shape) in counts:
         return spec
     expected = "numbers [D] of each frame; a frame_transform or a clip_transform can make them"
     if is_scaled and are_numbers and len(spec.shape) > 1:
         expected = (
             "at most one axis per frame; images are smaller as stored: normalize them on the "
-            f'device, by dataset.statistics["{name}"].normalize(batch["{name}"])'
+            f'device, by dataset.statistics["{name}"].normalize(batch["{name}"]); windows that '
+            "derive keeps: normalize them there, with its vectors"
         )
     got = str(spec) if is_whole else f"{spec}, of variable shape or its mask"
     raise ClipError(f"{argument} is for vectors", feature=name, expected=expected, got=got)

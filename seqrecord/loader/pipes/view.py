@@ -269,7 +269,7 @@ class View:
         constants = []
         for name, step in self.vectors.items():
             if (mask := step.is_padding) is not None:
-                constants.append(constant(name + DIM_IS_PAD, mask))
+                constants.append(constant(name + DIM_IS_PAD, mask, name))
         drawn: Sequence[ClipColumn] = self.draws.columns
         if (images := self.image_columns) is not None:
             needs_frames = not self.draws.sized_by_frames.isdisjoint(images.images)

@@ -100,7 +100,10 @@ def derive(
         destination: local path or URL of the new dataset.
         features: inputs of the function.
         keep: features that are copied. With samples, in their windows; without a window, the value
-            of the frame `start`.
+            of the frame `start`. Columns that describe them in batches are stored too, under their
+            names: `action_is_pad`, bool [T], `action_dim_is_pad`, bool [D], `action_age` or
+            `action_wait`, int64 [T], of padded shapes `action_mask`, and `frames_is_pad`, bool [T],
+            of lists with `ragged="pad"`.
         batch_size: rows of a call, B; the last call may have fewer.
         version: of the function or its weights. A dataset of another version is refused: derive
             into another folder.

@@ -24,6 +24,7 @@ import torch
 
 from seqrecord.errors import ClipError, SeqRecordError
 from seqrecord.loader.clips.frames import ClipKeys
+from seqrecord.loader.pipes.columns import FRAMES_IS_PAD, IS_PAD
 from seqrecord.loader.pipes.loaders import SeqRecordPipe
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import LoaderOptions
@@ -103,6 +104,16 @@ class DerivedSource:
     def view(self) -> View:
         """The clips of all episodes."""
         view = make_view(self.dataset, self.options)
+        cameras = () if view.image_columns is None else view.image_columns.images
+        if images := [name for name in self.keep if name in cameras]:
+            raise ClipError(
+                "derive stores no camera columns of kept images",
+                file=self.dataset.url,
+                feature=images[0],
+                expected="no camera, and the features of poses and intrinsics in keep; copies of "
+                "frames have the metadata camera",
+                got=f"camera={self.options.camera!r}",
+            )
         if _are_drawn(view, self.options) or (view.samples.functions and _differs(view)):
             raise ClipError(
                 "samples change from epoch to epoch, so there is no one value per sample",
@@ -111,6 +122,25 @@ class DerivedSource:
                 "depend on epoch and random numbers; integers as clip_len and repeat",
             )
         return view
+
+    @cached_property
+    def kept_columns(self) -> Sequence[str]:
+        """The columns of batches that describe kept features: masks and ages of their values."""
+        view, columns = self.view, self.view.columns
+        never_padded = {name + IS_PAD for name in self.single}
+        names = [
+            column.name
+            for column in (*columns.origin, *columns.constants)
+            if column.feature in self.keep and column.name not in never_padded
+        ]
+        names += [
+            name
+            for name, spec in view.arrays.items()
+            if spec.mask_of in self.keep and name in view.batch_arrays
+        ]
+        if self.keep and view.cut == "pad" and view.clip_episodes.lists_differ:
+            names.append(FRAMES_IS_PAD)
+        return names
 
     @cached_property
     def clips(self) -> ClipKeys:
@@ -193,11 +223,11 @@ class DerivedSource:
     def _kept_spec(self, name: str, column: Column) -> FeatureSpec:
         """Return the feature of a copy, which may be resized, or in a window with an axis more."""
         spec = replace(self.dataset.features[name], codec=(), group=0, added=None)
-        if not isinstance(column, np.ndarray) or (self.per_frame and None in spec.shape):
+        if not isinstance(column, np.ndarray):
             has_lists = not self.per_frame and getattr(column[0], "ndim", 0) > len(spec.shape)
             return spec_of(name, column) if has_lists else spec
         dtype, shape = column.dtype, column.shape[1:]
-        if len(shape) == len(spec.shape):  # maybe resized or normalized
+        if len(shape) == len(spec.shape):  # maybe resized, normalized or padded
             return replace(spec, dtype=dtype, shape=shape, stored_shape=None)
         return FeatureSpec(name, dtype, shape)
 
@@ -413,8 +443,9 @@ class _Stream:
                 feature=missing_names[0],
                 expected="the features of derive, and those in keep",
             )
-        for name in source.single:
-            batch[name] = _without_axis(batch[name])
+        for name, spec in source.view.batch_arrays.items():
+            if (spec.mask_of or name) in source.single:
+                batch[name] = _without_axis(batch[name])
         inputs = {name: batch[name] for name in source.features}
         try:
             with torch.no_grad():
@@ -430,6 +461,7 @@ class _Stream:
             ) from error
         columns = columns_of(results, count)
         others = {name: _texts_of_starts(batch[name]) for name in source.keep}
+        others |= {name: batch[name] for name in source.kept_columns}
         if not source.per_frame:
             others |= self._of_samples(batch)
         for name in columns:
