@@ -157,13 +157,13 @@ class Numbered:
     def __len__(self) -> int:
         return len(self._pts)
 
-    def contained(self, codec: str, size: tuple[int, int]) -> bytes:
+    def contained(self, config: VideoConfig, size: tuple[int, int]) -> bytes:
         """Mux the file."""
         file = io.BytesIO()
         packets = list(self.packets())
         mux_mp4(
             file,
-            codec,
+            config,
             size,
             [packets[0].data],  # has all parameters; FFmpeg would decode more packets
             packets,
@@ -248,7 +248,7 @@ class _PageReader:
         if reason := _refusal(self._config):  # of this page
             raise ValueError(reason)
         size = self._page_parts[0].height, self._page_parts[0].width
-        mp4_file = self._numbered.contained(self._config.codec, size)
+        mp4_file = self._numbered.contained(self._config, size)
         decoder = self._video.decoder(self, mp4_file)
         form = decoder.metadata.height, decoder.metadata.width, len(decoder)
         if form != (*size, len(self._numbered)):

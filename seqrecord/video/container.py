@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from seqrecord.errors import CodecError
 from seqrecord.store.codecs.base import Bytes
-from seqrecord.video.packages import packet_of, pyav, video_errors
+from seqrecord.video.config import VideoConfig
+from seqrecord.video.packages import packet_of, pyav, set_colours, video_errors
 
 CONTAINED = ("h264", "hevc", "av1", "vp9")
 """Codecs that an MP4 file supports."""
@@ -30,7 +31,7 @@ class TimedPacket(NamedTuple):
 
 def mux_mp4(
     file: str | io.BytesIO,
-    codec: str,
+    config: VideoConfig,
     size: tuple[int, int],
     header_packets: Sequence[Bytes | bytes],
     packets: Iterable[TimedPacket],
@@ -43,7 +44,8 @@ def mux_mp4(
 
     Args:
         file: a path, or memory.
-        codec: a name in `CONTAINED`.
+        config: of the packets, with a codec in `CONTAINED`; the file declares its colours, since
+            the packets may not.
         size: height and width.
         header_packets: packets of the first group of pictures, in order, from which FFmpeg
             derives the stream's header.
@@ -54,7 +56,11 @@ def mux_mp4(
 
     Raises `CodecError` if the packets cannot be muxed.
     """
-    av = pyav()
+    av, codec = pyav(), config.codec
+    flags = [options["movflags"]] if "movflags" in options else []
+    if (config.matrix, config.range) != (None, None):
+        flags.append("write_colr")  # FFmpeg leaves the box out if a colour is unknown
+        options = options | {"movflags": "+".join(flags)}
     try:
         with (
             av.open(_bare(codec, size, header_packets), format=_RAW.get(codec, "ivf")) as bare,
@@ -62,6 +68,7 @@ def mux_mp4(
         ):
             stream = out.add_stream_from_template(bare.streams.video[0], opaque=True)
             stream.time_base = tick
+            set_colours(stream.codec_context, config.matrix, config.range)
             for timed in packets:
                 packet = packet_of(timed.data)
                 packet.stream = stream

@@ -20,16 +20,14 @@ from seqrecord.store.codecs.resizing import resize_into
 from seqrecord.store.schema import MAX_FRAME_BYTES, CodecConfig
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.gops import Gop
-from seqrecord.video.packages import colours, one_thread, packet_of, pyav, video_errors
+from seqrecord.video.packages import colours, one_thread, packet_of, pyav, set_colours, video_errors
 
 if TYPE_CHECKING:
     from seqrecord.video.depth import DepthScale
 
-EXACT_CROP = {"flags": "+unaligned"}
-"""Option of decoders: without it, FFmpeg keeps columns that a stream crops on the left."""
-
+# Without it, FFmpeg keeps columns that a stream crops on the left.
+_EXACT_CROP = {"flags": "+unaligned"}
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own decoder needs a GPU
-_RANGES = {None: 0, "limited": 1, "full": 2}  # AVColorRange
 _HIDDEN = 1 << 20  # first timestamp of hidden frames
 _SCALING = 0x20 | 0x2000  # swscale: SWS_AREA; SWS_FULL_CHR_H_INT for colour at full width
 _MARGIN = 64  # pixels per axis that a stream may code beyond the visible ones
@@ -48,15 +46,14 @@ class VideoDecoder:
         self._config = config
         self._size = height, width
         pixels = (height + _MARGIN) * (width + _MARGIN)
-        # "strict": order frames by the standard, without heuristics.
-        strict = {"strict": "1"} if config.codec == "h264" else {}
-        context = _context(config.codec, max_pixels=str(pixels), **strict)
-        if config.codec == "ffv1":  # its packets do not contain the size
-            context.width, context.height = width, height
-        if config.matrix is not None:
-            context.colorspace = config.matrix
-        if config.range is not None:
-            context.color_range = _RANGES[config.range]
+        # The packets of FFV1 do not contain the size.
+        context = open_decoder(
+            config.codec,
+            matrix=config.matrix,
+            color_range=config.range,
+            size=self._size if config.codec == "ffv1" else None,
+            max_pixels=pixels,
+        )
         self._context = context
         self._reformatter = pyav().video.reformatter.VideoReformatter()
 
@@ -69,6 +66,10 @@ class VideoDecoder:
         context = self._context
         num_shown = sum(number >= 0 for number in order)
         next_number = 0
+        if self._config.codec == "h264":  # others declare colours at each start, or never
+            # It keeps those of the last stream that declared any:
+            # tests/video/test_video_codecs.py::test_a_reused_decoder_forgets_colours.
+            set_colours(context, self._config.matrix, self._config.range)
         try:
             for index, data in enumerate((*packets, None)):
                 number = -1 if data is None else order[index]
@@ -248,19 +249,23 @@ def describe_video(
     if decoding fails or the pixel format is unsupported.
     """
     try:
-        frame = _first_frame(_context(codec), gop.packets)
+        context = open_decoder(codec, matrix=matrix, color_range=color_range)
+        frame = _first_frame(context, gop.packets)
         config = VideoConfig(codec, frame.format.name, matrix, color_range, depth=depth)
     except video_errors() as error:
         raise CodecError("this video cannot be stored encoded", got=str(error)[:300]) from error
     return config.shape(frame.height, frame.width), config.to_json()
 
 
-def form_of(codec: str, keyframe: bytes) -> tuple[int, int, str]:
+def form_of(
+    codec: str, keyframe: bytes, *, matrix: int | None = None, color_range: str | None = None
+) -> tuple[int, int, str]:
     """Height, width and pixel format of the frame in a packet that decodes alone.
 
-    Raises any of `video_errors()` if decoding fails.
+    `matrix` and `color_range` are the container's. Raises any of `video_errors()` if decoding
+    fails.
     """
-    context = _context(codec)
+    context = open_decoder(codec, matrix=matrix, color_range=color_range)
     frame = _first_frame(context, (keyframe,))
     return frame.height, frame.width, frame.format.name
 
@@ -270,18 +275,42 @@ def display_order(codec: str, packets: Iterable[bytes]) -> list[int]:
 
     `packets` begin with a keyframe. Raises any of `video_errors()` if decoding fails.
     """
-    context, order = _context(codec, strict="1"), list[int]()  # see `VideoDecoder`
+    context, order = open_decoder(codec), list[int]()
     for number, data in enumerate((*packets, None)):
         order += [frame.pts for frame in _decode(context, data, number)]
     return order
 
 
-def _context(codec: str, **options: str) -> Any:
+def open_decoder(
+    codec: str,
+    *,
+    matrix: int | None = None,
+    color_range: str | None = None,
+    size: tuple[int, int] | None = None,
+    extradata: bytes = b"",
+    max_pixels: int = MAX_FRAME_BYTES // 3,
+) -> Any:
+    """Codec context of PyAV that decodes on the calling thread; all decoders are opened here.
+
+    Args:
+        codec: FFmpeg's name of the codec.
+        matrix, color_range: the container's colours. FFmpeg chooses the pixel format of H.264 by
+            them if the stream declares none, so each decoder of a stream must know them.
+        size: height and width, for packets that do not contain them.
+        extradata: the container's codec parameters, for packets that require them.
+        max_pixels: a larger frame is refused before memory is allocated,
+            tests/video/test_video_codecs.py::test_a_frame_that_is_too_large_is_refused_before_memory_is_taken.
+    """
     context = pyav().CodecContext.create(_DECODERS.get(codec, codec), "r")
     context.thread_count = 1  # parallelism is over GOPs
-    # FFmpeg refuses a larger frame before it allocates: tests/video/test_video_codecs.py has
-    # test_a_frame_that_is_too_large_is_refused_before_memory_is_taken.
-    context.options = {"max_pixels": str(MAX_FRAME_BYTES // 3), **EXACT_CROP, **options}
+    # "strict": frames of H.264 are ordered by the standard, without heuristics.
+    strict = {"strict": "1"} if codec == "h264" else {}
+    context.options = {"max_pixels": str(max_pixels), **_EXACT_CROP, **strict}
+    if size is not None:
+        context.height, context.width = size
+    if extradata:
+        context.extradata = extradata
+    set_colours(context, matrix, color_range)
     return context
 
 

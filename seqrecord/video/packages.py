@@ -10,7 +10,8 @@ from seqrecord.store.codecs.base import Bytes
 
 SWS_BT601 = 5  # number of swscale
 _NON_BT601 = (1, 4, 7, 9, 10)  # H.273 matrices other than BT.601; swscale has the same numbers
-_FULL = 2  # AVColorRange
+_UNKNOWN_MATRIX = 2  # H.273
+_RANGES = {None: 0, "limited": 1, "full": 2}  # AVColorRange
 
 
 @cache
@@ -53,8 +54,14 @@ def colours(frame: Any) -> dict[str, int]:
         "src_colorspace": matrix,
         "dst_colorspace": SWS_BT601,
         "src_color_range": int(frame.color_range),
-        "dst_color_range": _FULL,
+        "dst_color_range": _RANGES["full"],
     }
+
+
+def set_colours(context: Any, matrix: int | None, color_range: str | None) -> None:
+    """Set a codec context's matrix (H.273) and range ("limited", "full"); `None` for unknown."""
+    context.colorspace = _UNKNOWN_MATRIX if matrix is None else matrix
+    context.color_range = _RANGES[color_range]
 
 
 @cache

@@ -46,6 +46,7 @@ from tests.kit.video_file_data import (
     HEIGHT,
     WIDTH,
     copy_packets,
+    declare_full_range,
     decoded,
     hide_first,
     pictures,
@@ -493,6 +494,18 @@ def test_h264_in_the_same_layout(tmp_path: Path, version: str) -> None:
     alone = open_source(root, features=[VIDEO])
     assert len(video_of(alone, 2)) == COUNTS[2]
     assert list(alone.frames(alone.episodes()[1])) == [{}] * COUNTS[1]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_range_that_only_the_container_declares(root: Path, in_place: bool) -> None:
+    limited = with_video(root, COUNTS)
+    [path] = (root / "videos" / VIDEO).rglob("*.mp4")
+    images = decoded(declare_full_range(path))[1]
+    assert np.abs(images.astype(int) - limited).mean() > 5
+    seqrecord.convert(open_source(root), root.parent / "r", in_place=in_place, workers=1)
+    with seqrecord.open(root.parent / "r") as dataset:
+        found = [episode[:][VIDEO] for episode in dataset.episodes.values()]
+    np.testing.assert_array_equal(np.concatenate(found), images)
 
 
 @pytest.mark.parametrize("in_place", [False, True])

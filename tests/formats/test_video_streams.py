@@ -23,6 +23,7 @@ from tests.kit.video_file_data import (
     QUIET,
     WIDTH,
     copy_packets,
+    declare_full_range,
     decoded,
     hide_first,
     pictures,
@@ -329,6 +330,47 @@ def test_rotated_frames_keep_their_colours(tmp_path: Path, codec: str, pixels: s
     with pytest.raises(SourceError) as caught:
         open_source(path).schema()
     assert (caught.value.file, caught.value.expected) == (str(path), "a multiple of 90 degrees")
+
+
+@pytest.mark.parametrize("ending", ["mkv", "mp4"])
+@pytest.mark.parametrize("pixels", ["yuv420p", "yuv422p", "yuv444p"])
+def test_a_range_that_only_the_container_declares(tmp_path: Path, ending: str, pixels: str) -> None:
+    """The first file declares nothing, so the others have a configuration of their own."""
+    (tmp_path / "videos").mkdir()
+    paths = [
+        write_video(
+            tmp_path / f"videos/{i}.{ending}", pictures(9), pixels=pixels, options={"g": "4"}
+        )
+        for i in range(3)
+    ]
+    for path in paths[1:]:
+        declare_full_range(path)
+    images = [decoded(path)[1] for path in paths]
+    assert np.abs(images[1].astype(int) - images[0]).mean() > 5
+    seqrecord.convert(open_source(tmp_path / "videos"), tmp_path / "packed", workers=1)
+    assert not seqrecord.verify(tmp_path / "packed", deep=True).problems
+    for place in (tmp_path / "packed", tmp_path / "videos"):
+        with seqrecord.open(place) as dataset:
+            for episode, expected in zip(dataset.episodes.values(), images, strict=True):
+                np.testing.assert_array_equal(episode[:]["image"], expected)
+    seqrecord.export.to_lerobot(tmp_path / "packed", tmp_path / "lerobot", fps=30)
+    for path, expected in zip(sorted((tmp_path / "lerobot").rglob("*.mp4")), images, strict=True):
+        np.testing.assert_array_equal(decoded(path)[1], expected)
+
+
+@pytest.mark.parametrize(
+    ("codec", "turned"), [("libx264", True), ("mpeg4", False), ("ffv1", False)]
+)
+def test_decoded_frames_have_the_range_of_the_container(
+    tmp_path: Path, codec: str, turned: bool
+) -> None:
+    ending = "mp4" if turned else "mkv"
+    path = declare_full_range(write_video(tmp_path / f"a.{ending}", pictures(3), codec))
+    expected = decoded(path)[1]
+    if turned:
+        set_display_matrix(path, 0, 1, -1, 0)
+        expected = np.rot90(expected, -1, (1, 2))
+    np.testing.assert_array_equal(images_of(open_source(path), 0), expected)
 
 
 def test_copied_packets_keep_their_codec(tmp_path: Path) -> None:

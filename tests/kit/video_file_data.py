@@ -91,10 +91,13 @@ def copy_packets(
     options: Mapping[str, str] | None = None,
     packets: slice = slice(None),
     decoded_before: int = 0,
+    color_range: int | None = None,
 ) -> Path:
     """Copy packets of a video into another container with these options.
 
     `decoded_before` is the number of packets between a frame's decoding and its display.
+    `color_range` (1 for limited, 2 for full) is what the container declares: MP4 in a box `colr`,
+    which needs the option `movflags=write_colr`, Matroska in `Colour`.
     """
     import av
 
@@ -103,12 +106,22 @@ def copy_packets(
         av.open(str(path), "w", options=dict(options or {})) as target,
     ):
         stream = target.add_stream_from_template(source.streams.video[0], opaque=True)
+        if color_range is not None:
+            stream.codec_context.color_range = color_range
         copied = [packet for packet in source.demux(source.streams.video[0]) if packet.size]
         for packet in copied[packets]:
-            packet.dts -= decoded_before * packet.duration
+            if decoded_before:
+                packet.dts -= decoded_before * packet.duration
             packet.stream = stream
             target.mux(packet)
     return path
+
+
+def declare_full_range(path: Path) -> Path:
+    """Let the container of a video declare the full range, which its packets do not."""
+    copy = path.with_name(f"copy{path.suffix}")
+    copy_packets(path, copy, {"movflags": "write_colr"}, color_range=2)
+    return copy.replace(path)
 
 
 def write_fragmented(whole: Path, path: Path) -> Path:

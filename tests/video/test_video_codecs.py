@@ -162,6 +162,24 @@ def test_container_colours_apply_if_the_stream_has_none() -> None:
             assert np.abs(got - np.array([r, g, b])).max() < 3
 
 
+def test_a_reused_decoder_forgets_colours() -> None:
+    """Streams of one configuration: one declares BT.709, the other nothing."""
+    gops = []
+    for matrix in (None, 1):
+        context = av.CodecContext.create("libx264", "w")
+        context.width, context.height, context.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        context.time_base = Fraction(1, 30)
+        if matrix is not None:
+            context.colorspace = context.color_primaries = context.color_trc = matrix
+        frame = av.VideoFrame.from_ndarray(FRAMES[0], format="rgb24").reformat(format="yuv420p")
+        gops.append(Gop(tuple(map(bytes, [*context.encode(frame), *context.encode(None)])), (0,)))
+    alone = [decode_gop(VideoConfig("h264", "yuv420p"), HEIGHT, WIDTH, gop) for gop in gops]
+    assert np.abs(alone[0].astype(int) - alone[1]).max() > 9
+    for number in (0, 1, 0, 0, 1):
+        found = decode_gop(VideoConfig("h264", "yuv420p"), HEIGHT, WIDTH, gops[number])
+        assert np.array_equal(found, alone[number])
+
+
 @pytest.mark.parametrize("name", KEYED)
 def test_packets_that_are_not_a_gop(name: str) -> None:
     (gop,) = gops_of(name, FRAMES[:8], 8)

@@ -341,7 +341,7 @@ class _Writer:
         )
         mux_mp4(
             str(path),
-            config.codec,
+            config,
             (spec.shape[0] or 0, spec.shape[1] or 0),
             shown_gops[0].packets,
             _packet_times(shown_gops, delay),

@@ -71,7 +71,7 @@ _logger = logging.getLogger("seqrecord")
 
 # Of indexes: another number makes all again, where sources read originals in another way. Indexes
 # without a number lack splits.
-_LAYOUT = "1"
+_LAYOUT = "2"
 _LOGGED_LINES = 10  # lines of the inventory
 _MAX_COPIED_BYTES = 64 << 10  # of a frame's feature
 

@@ -176,7 +176,7 @@ def write_video(path: Path, dataset: Dataset, key: str, feature: str) -> None:
     try:
         mux_mp4(
             str(path),
-            config.codec,
+            config,
             (spec.shape[0] or 0, spec.shape[1] or 0),
             [data for data, _, _ in packets[: [*keys, len(packets)][1]]],
             (

@@ -85,7 +85,10 @@ class VideoFile:
         try:
             is_kept = self.codec in PASSTHROUGH
             self._format = packet_format(self.codec, self.extradata) if is_kept else None
-            self.forms = VideoForms(self.codec, self._format, path) if self._format else None
+            colours = {"matrix": self.matrix, "color_range": self.color_range}
+            self.forms = (
+                VideoForms(self.codec, self._format, path, colours) if self._format else None
+            )
             self._order: FrameOrder | None = None
             if self._format and self.codec in _REORDERING:
                 declared = context.has_b_frames

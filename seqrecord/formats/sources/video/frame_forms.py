@@ -8,9 +8,9 @@ beside it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,11 +57,13 @@ class FrameForm(NamedTuple):
 class VideoForms:
     """Compare the headers of a video's keyframes with the first keyframe.
 
-    A keyframe with new headers is decoded.
+    A keyframe with new headers is decoded. `colours` are the container's, as for `form_of`.
     """
 
-    def __init__(self, codec: str, format_: PacketFormat, path: Path) -> None:
-        self._codec, self._format, self._path = codec, format_, path
+    def __init__(
+        self, codec: str, format_: PacketFormat, path: Path, colours: Mapping[str, Any]
+    ) -> None:
+        self._codec, self._format, self._path, self._colours = codec, format_, path, colours
         self._checked_headers: set[bytes] = set()
         self._first_keyframe = b""  # first keyframe
         self._form: FrameForm | None = None  # of the first keyframe, decoded on demand
@@ -125,7 +127,7 @@ class VideoForms:
 
     def _decode_form(self, packet: bytes, seconds: float) -> FrameForm:
         try:
-            return FrameForm(*form_of(self._codec, packet))
+            return FrameForm(*form_of(self._codec, packet, **self._colours))
         except video_errors() as error:
             raise SourceError(
                 "cannot decode a keyframe",

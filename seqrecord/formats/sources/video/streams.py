@@ -33,11 +33,11 @@ from seqrecord.store.feature_kinds import pixel_kind
 from seqrecord.store.originals.protocol import OtherSizeError
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.video.config import GREY16, VideoConfig
-from seqrecord.video.decoding import EXACT_CROP, describe_video, display_order
+from seqrecord.video.decoding import describe_video, display_order, open_decoder
 from seqrecord.video.depth import DepthScale
 from seqrecord.video.encoding import is_odd
 from seqrecord.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, DecodedFrame, Gop
-from seqrecord.video.packages import colours, packet_of, pyav, video_errors
+from seqrecord.video.packages import colours, packet_of, video_errors
 from seqrecord.video.packets import PASSTHROUGH
 
 TOLERANCE = 1e-4
@@ -50,9 +50,7 @@ NO_FRAME = (
 )
 NO_PICTURE = "the row's frame cannot be decoded, or an edit list hides it"
 
-_DECODERS = {"av1": "libdav1d"}
 _HIDDEN = -1
-_OPTIONS = {"h264": {"strict": "1"}}  # of decoders
 _BYTE, _WORD = 8, 16  # bits
 _GREY_NDIM = 2
 _DEEP = "dtype=uint16 decodes them"
@@ -428,12 +426,15 @@ def _decode(file: VideoFile, packets: Iterable[_SelectedPacket], rows: _RowFrame
     sent_ticks: list[int] = []  # ticks of displayed packets
     pending_ticks: list[int] = []  # a heap of those without a frame so far
     with _source_errors():
-        context = pyav().CodecContext.create(_DECODERS.get(file.codec, file.codec), "r")
-        if file.codec not in PASSTHROUGH:
-            context.height, context.width = file.coded_size
-            if file.extradata:
-                context.extradata = file.extradata
-        context.options = EXACT_CROP | _OPTIONS.get(file.codec, {})
+        has_framing = file.codec not in PASSTHROUGH  # packets as in the container
+        context = open_decoder(
+            file.codec,
+            matrix=file.matrix,
+            color_range=file.color_range,
+            size=file.coded_size if has_framing else None,
+            extradata=file.extradata if has_framing else b"",
+        )
+        context.thread_count = 0  # whole files are decoded in order here, so slices are parallel
     is_first, form, rows.decodes = True, None, True
     for selected_packet in chain(packets, (None,)):
         coded_packet = None
