@@ -138,8 +138,9 @@ def convert(
             pass their place to `seqrecord.open(originals=…)`. A kill loses unfinished record files,
             except with `checksums`.
         check_video: decode all video whose packets are kept or referenced; an episode with a frame
-            that cannot be decoded is bad. By default damage inside packets is found when they are
-            read.
+            that cannot be decoded is bad. By default the first frame of each file is decoded, with
+            `in_place` of one file of each kind of stream, and damage inside later packets is found
+            when they are read.
         checksums: with `in_place`, read all referenced data and store checksums, which also detect
             changes that preserve a file's size and time.
         split_at_gaps: seconds. An episode whose timestamps differ by more from one frame to the

@@ -27,7 +27,7 @@ from seqrecord.errors import (
     located,
 )
 from seqrecord.formats.converting.source_resizing import SourceResizing
-from seqrecord.formats.converting.source_video import Change, EpisodeVideos, SourceVideo
+from seqrecord.formats.converting.source_video import Change, EpisodeVideos, SourceVideo, Stream
 from seqrecord.in_place.boundary import boundary, check_unexpected, guarded
 from seqrecord.in_place.file_types import explained
 from seqrecord.in_place.limits import check_frames
@@ -215,6 +215,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
     collector = StatisticsCollector(job.schema) if job.statistics else None
     codecs: Counter[tuple[str, str]] = Counter()
     changes: Counter[Change] = Counter()
+    tried_streams = set[Stream]()
     copied_features: frozenset[str] = getattr(job.source, "undecoded_features", frozenset())
     # Unchecked references and copies are as fast to repeat as to note for a resume.
     is_quick = (job.externals and not job.checksums) or copied_features >= job.schema.active.keys()
@@ -238,7 +239,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
             )
             try:
                 with explained(), located(SourceError, episode=info.key):
-                    videos = _write_frames(files, job, info, count)
+                    videos = _write_frames(files, job, info, count, tried_streams)
                     files.end()  # which reads references' last files
             except SourceError as error:
                 has_other_size = isinstance(error, OtherSizeError)
@@ -317,8 +318,9 @@ def _write_frames(
     job: Job,
     info: EpisodeInfo,
     advance: Callable[[int], None],
+    tried_streams: set[Stream],
 ) -> list[SourceVideo]:
-    """Write an episode; returns its videos."""
+    """Write an episode; returns its videos. `tried_streams` is of the job, see `SourceVideo`."""
     count, source = 0, job.source
     with located(SourceError, episode=info.key):
         check_frames(info.num_frames)
@@ -327,7 +329,13 @@ def _write_frames(
     parts = {name: guarded(video, episode=info.key) for name, video in parts.items()}
     checks = {"strict": job.strict, "decodes": job.check_video}
     videos = EpisodeVideos(
-        source, parts, job.schema, info.num_frames, resizing=job.resizing, **checks
+        source,
+        parts,
+        job.schema,
+        info.num_frames,
+        resizing=job.resizing,
+        tried_streams=tried_streams,
+        **checks,
     )
     with _as_source_errors():
         for chunk, times in chunks_of(source, info):

@@ -28,6 +28,9 @@ from seqrecord.video.references import ReferencedGops
 
 Part = Gop | ReferencedGops | DecodedFrame
 
+Stream = tuple[str, VideoConfig | None, bytes]
+"""A kind of streams: feature, configuration, and the container's codec configuration."""
+
 
 class Change(NamedTuple):
     """Frames of a feature that are not stored as the original's packets; see `DecodedFrame`."""
@@ -42,9 +45,11 @@ class SourceVideo:
     """The video of one feature and episode, with `num_frames` frames.
 
     `spec` is the source's feature, `stored_spec` the dataset's. `changes` counts frames. With
-    `strict`, a lossy change raises `SourceError`, and so does another number of frames. With
-    `decodes`, all kept packets are decoded, and `CodecError` is raised if they do not contain their
-    frames.
+    `strict`, a lossy change raises `SourceError`, and so does another number of frames.
+
+    `CodecError` is raised for kept packets that readers could not decode: the first frame of each
+    episode is decoded as they do, or of references one of each kind of stream, which are collected
+    in `tried_streams`; with `decodes` all frames.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class SourceVideo:
         *,
         strict: bool,
         decodes: bool,
+        tried_streams: set[Stream],
     ) -> None:
         self._remaining_frames = num_frames
         self.changes: Counter[Change] = Counter()
@@ -65,6 +71,7 @@ class SourceVideo:
             strict,
             decodes,
         )
+        self._tried_streams, self._tried_packets = tried_streams, set[Stream]()
         self._config, target = VideoConfig.of(spec), VideoConfig.of(stored_spec)
         self._target_decoding = None if target is None else target.decoding
 
@@ -78,10 +85,8 @@ class SourceVideo:
             if config is not None and config.decoding != self._target_decoding:
                 self.codecs.add((self._spec.name, f"{config.codec} {config.pixel_format}"))
                 part = replace(part, config=config)
-            if self._decodes and config is not None:
-                with located(CodecError, file=getattr(part, "file", None), feature=self._spec.name):
-                    for gop in _gops(replace(part, config=config)):
-                        self._decoder(gop).skip(gop.num_frames)
+            if config is not None:
+                self._check_frames(replace(part, config=config))
             yield part
 
     def frames(self, parts: Iterable[Part]) -> Iterator[npt.NDArray[Any]]:
@@ -99,6 +104,19 @@ class SourceVideo:
                 out = np.empty([n or 0 for n in self._spec.shape], config.dtype)
                 gop.read_into(out)
                 yield out
+
+    def _check_frames(self, part: Gop | ReferencedGops) -> None:
+        """Raise `CodecError` if a reader cannot decode the first frame, or with `decodes` any."""
+        tried_streams, extradata = self._tried_packets, b""
+        if isinstance(part, ReferencedGops):
+            tried_streams, extradata = self._tried_streams, part.extradata
+        stream = self._spec.name, part.config, extradata
+        if stream in tried_streams and not self._decodes:
+            return
+        with located(CodecError, file=getattr(part, "file", None), feature=self._spec.name):
+            for gop in _gops(part if self._decodes else _first_frame(part)):
+                self._decoder(gop).skip(gop.num_frames)
+        tried_streams.add(stream)
 
     def _count_frames(self, parts: Iterable[Part]) -> Iterator[Part]:
         for part in parts:
@@ -140,7 +158,7 @@ class EpisodeVideos:
         parts: the parts of each video, by feature.
         stored_schema: the features of the dataset. A video that is none there is decoded.
         resizing: features with another size, which are decoded too.
-        num_frames, checks: as for `SourceVideo`.
+        num_frames, tried_streams, checks: as for `SourceVideo`.
     """
 
     def __init__(
@@ -151,13 +169,20 @@ class EpisodeVideos:
         num_frames: int,
         *,
         resizing: SourceResizing | None = None,
+        tried_streams: set[Stream],
         **checks: bool,
     ) -> None:
         schema = source.schema() if parts else stored_schema
         self._resizing = resizing
         resized = () if resizing is None else resizing.resized
         self.videos = {
-            name: SourceVideo(schema[name], stored_schema[name], num_frames, **checks)
+            name: SourceVideo(
+                schema[name],
+                stored_schema[name],
+                num_frames,
+                tried_streams=tried_streams,
+                **checks,
+            )
             for name in parts
         }
         self._decoded = {
@@ -192,6 +217,20 @@ class EpisodeVideos:
         """Read decoded videos to their ends, which compares their numbers of frames."""
         for frames in self._decoded.values():
             deque(frames, 0)
+
+
+def _first_frame(part: Gop | ReferencedGops) -> Gop | ReferencedGops:
+    """The packets up to the one of the first frame, which alone is shown."""
+    if isinstance(part, Gop):
+        return part.select_frames(range(1))
+    stop = int(np.argmax(part.order == 0)) + 1
+    return replace(
+        part,
+        starts=part.starts[:stop],
+        sizes=part.sizes[:stop],
+        order=np.where(part.order[:stop] == 0, 0, -1),
+        group_starts=part.group_starts[:1],
+    )
 
 
 def _gops(part: Gop | ReferencedGops) -> Iterator[Gop]:
