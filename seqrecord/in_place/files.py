@@ -96,7 +96,8 @@ def is_readable(path: Path) -> bool:
     """Return whether a local file can be read, or a local folder be listed and entered."""
     if remote_files(path) is not None:
         return True
-    return os.access(path, os.R_OK) and (os.access(path, os.X_OK) or not path.is_dir())
+    is_folder = os.path.isdir(path)  # noqa: PTH112 - never raises
+    return os.access(path, os.R_OK) and (os.access(path, os.X_OK) or not is_folder)
 
 
 class NoOriginalError(SourceError):
@@ -115,7 +116,8 @@ def link_loop(path: Path) -> LinkLoopError | None:
     real_paths: set[str] = set()
     for ancestor in (*reversed(path.parents), path):
         real = os.path.realpath(ancestor)
-        if ancestor.is_symlink() and (real in real_paths or Path(real).is_symlink()):
+        # Not `Path.is_symlink`, which raises for a name longer than the file system takes.
+        if os.path.islink(ancestor) and (real in real_paths or os.path.islink(real)):  # noqa: PTH114
             return LinkLoopError(
                 "the symbolic link leads to a folder above it or to itself; remove it",
                 file=str(ancestor),
@@ -152,8 +154,9 @@ def _is(path: Path, ask: Callable[[Path], bool], *, is_folder: bool) -> bool:
     try:
         return ask(path)
     except OSError as error:
-        if os.access(path.parent, os.X_OK):
-            return False  # a link to a place without permission
+        # A link to a place without permission, or a name longer than the file system takes.
+        if error.errno == errno.ENAMETOOLONG or os.access(path.parent, os.X_OK):
+            return False
         raise unreadable(path, error) from error
 
 

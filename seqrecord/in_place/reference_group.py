@@ -77,9 +77,9 @@ class ReferenceGroup(ChunkGroup):
 
     def _reference(self, paths: Sequence[Path]) -> FrameReference:
         folder = str(paths[0].parent)
+        sizes, parts = parts_of(folder, [path.name for path in paths])
         if (place := self._externals.get(folder)) is None:
             raise SourceError("frame in a file that the source does not list", file=str(paths[0]))
-        sizes, parts = parts_of(folder, [path.name for path in paths])
         reference = FrameReference.of_files(place, sizes, parts)
         if reference.length > MAX_REFERENCED_BYTES or len(reference.extradata) > MAX_NAMES:
             raise FrameError(

@@ -107,9 +107,9 @@ def samples_of(files: Mapping[str, ExternalFile]) -> dict[str, list[tuple[str, i
         for name in sampled_names:
             inner_names: Sequence[str] = [""]
             if not files[name].size:
-                file_names = sorted(n for n, is_folder in list_folder(Path(name)) if not is_folder)
-                frames = [n for n in file_names if Path(n).suffix.lower() in _FRAME_ENDINGS]
-                inner_names = _spaced(frames, -(-SAMPLED_FILES // len(sampled_names)))
+                inner_names = _spaced(
+                    _frames_in(Path(name)), -(-SAMPLED_FILES // len(sampled_names))
+                )
             samples[name] = []
             for inner_name in inner_names:
                 with skipping_unreadable():  # raised by reading
@@ -155,6 +155,14 @@ def _spaced(names: Sequence[str], count: int) -> Sequence[str]:
     return [names[len(names) * i // count] for i in range(count)]
 
 
+def _frames_in(folder: Path) -> list[str]:
+    """Return the names of a folder's images and arrays, sorted; none if it cannot be listed."""
+    file_names: list[str] = []
+    with skipping_unreadable():  # raised by reading
+        file_names += (name for name, is_folder in list_folder(folder) if not is_folder)
+    return sorted(n for n in file_names if Path(n).suffix.lower() in _FRAME_ENDINGS)
+
+
 def _sample(path: Path, inner_name: str) -> tuple[str, int, int]:
     with opened(path / inner_name) as stream:
         size, checksum = stream.seek(0, os.SEEK_END), 0
@@ -165,12 +173,16 @@ def _sample(path: Path, inner_name: str) -> tuple[str, int, int]:
 
 
 def external_folders(root: Path, folders: Iterable[Path]) -> dict[str, ExternalFile]:
-    """Return references' external folders of an original at `root`, by path text."""
+    """Return references' external folders of an original at `root`, by path text.
+
+    Missing local folders, which lists may name, are left out: reading their episodes raises.
+    """
     remote = remote_files(root)
     url = str(root) if remote is None else fixed_url_of(remote.storage)
     names = {
         str(path): remote.name_of(path) if remote else path.relative_to(root).as_posix()
         for path in folders
+        if remote or os.path.isdir(path)  # noqa: PTH112 - never raises
     }
     return {path: ExternalFile(url, "" if n == "." else n, 0) for path, n in names.items()}
 
@@ -178,19 +190,19 @@ def external_folders(root: Path, folders: Iterable[Path]) -> dict[str, ExternalF
 def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderFile]]:
     """Return sizes of files in a folder, and their entries in pages.
 
-    Raises `SourceError` for missing and for empty files.
+    Raises `SourceError` for missing and for empty files, and for names that no index can have.
     """
     remote = remote_files(Path(folder))
     above = "" if remote is None else f"{remote.name_of(Path(folder))}/".lstrip("/")
     paths = [above + name for name in names]
-    storage = _original_folder(folder) if remote is None else remote.storage
-    # Local folders are not listed again for each chunk.
-    identities = {} if remote is None else _identities(storage, paths, remote)
     try:
+        storage = _original_folder(folder) if remote is None else remote.storage
+        # Local folders are not listed again for each chunk.
+        identities = {} if remote is None else _identities(storage, paths, remote)
         unlisted_paths = [name for name in paths if name not in identities]
         identities |= map_files(storage, partial(identity_of, storage), unlisted_paths)
-    except NotFoundError as error:
-        raise SourceError(error.message, **error.context()) from error
+    except (NotFoundError, LocationError) as error:
+        raise SourceError(error.message, **{"file": folder, **error.context()}) from error
     for path, (size, _) in identities.items():
         if not size:
             raise SourceError("empty file", file=f"{storage.url}/{path}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -43,6 +44,7 @@ from seqrecord.store.text import repr_of
 _MODIFIED = "mtime "
 _NEW_NS = 2 * 10**9
 _UPLOADED = re.compile(r"[0-9a-f]{16}.*\.(seqrec|arrow|json|left|clock)$")  # with a random id
+_NO_FILE = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}  # of names under which no file can be
 _MAX_PARTS = 512  # buffers per read; the limit of Linux is 1,024
 
 
@@ -113,7 +115,13 @@ class LocalStorage:
         self._drop(path)  # later reads must return this version or a newer one
         with self._errors(path):
             target = self._resolve_path(path)
-            status = target.stat()
+            try:
+                status = target.stat()
+            except OSError as error:
+                if error.errno in _NO_FILE:
+                    problem = f"no such file: {error.strerror}"
+                    raise NotFoundError(problem, file=self._url_of(path)) from error
+                raise
             if not stat.S_ISREG(status.st_mode):
                 raise StorageError("not a regular file", file=self._url_of(path))
             return target, status
@@ -235,7 +243,8 @@ class LocalStorage:
         target = self._real_root
         for name in check_path(path).split("/"):
             target /= name
-            if target.is_symlink():
+            # `Path.is_symlink` would raise here for a name longer than the file system takes.
+            if os.path.islink(target):  # noqa: PTH114
                 real = os.path.realpath(target)
                 if self.follows_links:
                     target = Path(real)

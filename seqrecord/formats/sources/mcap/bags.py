@@ -5,6 +5,7 @@ https://mcap.dev/spec and https://github.com/ros2/rosbag2.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -403,7 +404,8 @@ def open_bag(path: Path) -> Iterator[_Mcap | _Sqlite | _Rosbag1]:
     """
     is_mcap, is_ros1 = path.suffix == ".mcap", path.suffix == ".bag"
     metadata = path.with_name(METADATA)
-    if not is_file(path) and not path.exists() and is_file(metadata):
+    exists = os.path.exists(path)  # noqa: PTH110 - `Path.exists` raises for a name that is too long
+    if not is_file(path) and not exists and is_file(metadata):
         raise SourceError(
             f"missing file, listed in {METADATA}; `ros2 bag reindex` rewrites the metadata for the "
             "existing files",
