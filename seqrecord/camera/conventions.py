@@ -30,7 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.store.cameras.intrinsics import CAMERA_POSES, unit_rotation
+from seqrecord.store.cameras.intrinsics import CAMERA_POSES
+from seqrecord.store.cameras.rotations import rotations_of, unit_quaternions
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -66,7 +67,8 @@ def pose_matrices(values: npt.NDArray[Any]) -> tuple[FloatArray, BoolArray]:
     """Convert stored poses [n, *shape], whose shape is in `POSE_SHAPES`, to matrices.
 
     Returns float64 [n, 4, 4], and a mask bool [n] of missing poses: numbers that are not finite, or
-    a quaternion of 0. Their matrices are 0. Quaternions are normalized.
+    a quaternion of 0 or whose squares overflow or underflow. Their matrices are 0. Quaternions are
+    normalized.
 
     Raises `ClipError` for a matrix that is no rotation and translation, with the pose's number as
     `frame`.
@@ -76,9 +78,9 @@ def pose_matrices(values: npt.NDArray[Any]) -> tuple[FloatArray, BoolArray]:
     poses = np.zeros((len(numbers), 4, 4))
     poses[:, 3, 3] = 1
     if numbers.shape[1] == len("xyzxyzw"):
-        missing[(numbers[:, 3:] == 0).all(axis=1)] = True
-        quaternions = np.where(missing[:, None], (0, 0, 0, 1), numbers[:, 3:])
-        poses[:, :3, :3] = rotations_of(quaternions)
+        units = unit_quaternions(numbers[:, 3:])
+        missing |= np.isnan(units).any(axis=1)
+        poses[:, :3, :3] = rotations_of(units)
         poses[:, :3, 3] = numbers[:, :3]
     else:
         poses[:, :3] = numbers[:, :12].reshape(-1, 3, 4)
@@ -104,13 +106,6 @@ def _check_rigid(poses: FloatArray, last_rows: npt.NDArray[Any], missing: BoolAr
             expected="a rotation of determinant 1, and a translation",
             got=str(np.concatenate([poses[number, :3], last_rows[number : number + 1]]).tolist()),
         )
-
-
-def rotations_of(quaternions: npt.NDArray[Any]) -> FloatArray:
-    """Rotation matrices [n, 3, 3] of quaternions x y z w, [n, 4], which are normalized."""
-    numbers = np.asarray(quaternions, np.float64)
-    x, y, z, w = (numbers / np.linalg.norm(numbers, axis=1, keepdims=True)).T
-    return np.moveaxis(unit_rotation(x, y, z, w), -1, 0)
 
 
 def inverted(poses: FloatArray) -> FloatArray:

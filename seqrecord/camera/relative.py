@@ -9,6 +9,7 @@ import numpy as np
 
 from seqrecord.camera.conventions import BoolArray, FloatArray
 from seqrecord.camera.values import CONSECUTIVE
+from seqrecord.store.cameras.rotations import vector_lengths
 from seqrecord.store.tables.grids import IntArray
 
 
@@ -59,7 +60,8 @@ def _seen_from(reference: FloatArray, poses: FloatArray) -> FloatArray:
 
 
 def mean_translations(cameras: Mapping[str, ClipPoses], to: str) -> FloatArray:
-    """The mean distance of the known poses of each clip, float64 [n]; NaN if none is known.
+    """The mean distance of the known poses of each clip, float64 [n]; NaN if none is known, or if
+    float64 cannot compute one.
 
     Without padding, steps from padding, and the reference itself: the first frame of the first
     image, or of each frame the one before it.
@@ -71,7 +73,7 @@ def mean_translations(cameras: Mapping[str, ClipPoses], to: str) -> FloatArray:
             is_left_out[:, 1:] |= is_pad[:, :-1] | (frames[:, 1:] == frames[:, :-1])
         elif number == 0:
             is_left_out |= frames == frames[:, :1]
-        lengths.append(np.linalg.norm(poses[..., :3, 3], axis=-1))
+        lengths.append(vector_lengths(poses[..., :3, 3]))
         masks.append(~is_left_out)
     is_known = np.concatenate(masks, axis=1)
     totals = np.where(is_known, np.concatenate(lengths, axis=1), 0.0).sum(axis=1)

@@ -717,6 +717,20 @@ def test_a_robot_that_stays_has_one_pose(tmp_path: Path, mount: list[float] | No
         np.testing.assert_array_equal(poses, poses[:1].repeat(len(poses), axis=0))
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-161, 1e-200, 1e155, 1e200])
+def test_a_quaternion_without_a_length_is_no_pose(tmp_path: Path, size: float) -> None:
+    ask = partial(message, "tf2_msgs/msg/TFMessage")
+    pose = [1.0, 2.0, 3.0, *[size] * 4]
+    messages: list[tuple[str, int, Any]] = [
+        ("/tf", START, ask([transform("map", "base", pose, START)])),
+        (CAMERA, START, image(pictures(1)[0], "rgb8")),
+    ]
+    path = write(tmp_path, messages, "rosbag2")
+    source = open_source(path, poses="base", root_frame="map", clock=CAMERA)
+    with pytest.raises(SourceError, match="frame base has an invalid pose in map"):
+        frames_of(source)
+
+
 def test_transforms_that_are_no_tree(tmp_path: Path) -> None:
     how: dict[str, Any] = {"poses": ["a"], "root_frame": "map", "clock": "/x"}
     path = tmp_path / "a.mcap"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -256,6 +257,11 @@ def packed(count: int, form: str, height: int = 192) -> bytes:
     return pack_depth([np.zeros((height, 256), np.uint16)] * count, form)
 
 
+def _with_quaternion(quaternion: list[float], data: bytes) -> bytes:
+    """Replace the quaternion of the first image of a binary model."""
+    return data[:12] + struct.pack("<4d", *quaternion) + data[44:]
+
+
 IMAGES, CAMERAS = "sparse/0/images.bin", "sparse/0/cameras.bin"
 CO3D_DEPTH = "apple/0_isot/depths/frame000002.jpg.geometric.png"
 DEPTH_BIN = "iphone/depth.bin"
@@ -266,6 +272,13 @@ DAMAGED: dict[str, tuple[str, Damage, str, str]] = {  # layout, damage, file of 
     "model": ("colmap", edit(CAMERAS, lambda d: d[:12] + b"\7" + d[13:]), CAMERAS, "camera model"),
     "camera": ("colmap", edit(CAMERAS, lambda d: d[:8] + b"\4" + d[9:]), IMAGES, "camera of an im"),
     "name": ("colmap", edit(IMAGES, lambda d: d.replace(b"IMG_", b"../G")), IMAGES, "leads out"),
+    **{
+        f"quaternion of {size}": (
+            *("colmap", edit(IMAGES, partial(_with_quaternion, [size] * 4))),
+            *(IMAGES, "not a rigid pose"),
+        )
+        for size in (0.0, 1e-161, 1e-200, 1e155, 1e200)
+    },
     "pose": ("scannet", write("pose/3.txt", b"1 2 3 4\n" * 4), "pose/3.txt", "rigid"),
     "pincam": ("arkitscenes", edit(PINCAM, lambda d: d + b" 7"), PINCAM, "not a camera"),
     "co3d depth": ("co3d", write(CO3D_DEPTH, encoded(np.zeros(SIZE, "u1"))), CO3D_DEPTH, "not a d"),

@@ -71,16 +71,6 @@ class EpisodeCamera(NamedTuple):
         return [float("nan")] * (len(INTRINSICS) + 2)
 
 
-def unit_rotation(x: Any, y: Any, z: Any, w: Any) -> FloatArray:
-    """Rotation matrix [3, 3, …] from the parts of a unit quaternion: numbers or arrays […]."""
-    rows = (
-        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
-    )
-    return np.array(rows)
-
-
 OWN_INTRINSICS = "_intrinsics"
 OWN_DISTORTION = "_distortion"
 

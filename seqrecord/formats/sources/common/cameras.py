@@ -29,7 +29,8 @@ from seqrecord.store.cameras.distortion import (
     NUM_COEFFICIENTS,
     OPENCV,
 )
-from seqrecord.store.cameras.intrinsics import INTRINSICS, unit_rotation
+from seqrecord.store.cameras.intrinsics import INTRINSICS
+from seqrecord.store.cameras.rotations import rotations_of, unit_quaternions
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -255,10 +256,12 @@ def invert(pose: FloatArray) -> FloatArray:
 
 
 def rotation_of(quaternion: Sequence[float]) -> FloatArray:
-    """Rotation matrix [3, 3] of a quaternion w, x, y, z, which is normalised; NaN if it is 0."""
-    with np.errstate(invalid="ignore"):
-        w, x, y, z = np.asarray(quaternion, np.float64) / np.linalg.norm(quaternion)
-    return unit_rotation(x, y, z, w)
+    """Rotation matrix [3, 3] of a quaternion w, x, y, z, which is normalised.
+
+    NaN, which is no rigid pose, without a length: see `unit_quaternions`.
+    """
+    w, x, y, z = quaternion
+    return rotations_of(unit_quaternions((x, y, z, w)))
 
 
 def _numbers(value: Any) -> FloatArray:

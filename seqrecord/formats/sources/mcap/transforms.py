@@ -18,6 +18,7 @@ from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.mcap.bags import Topic
 from seqrecord.formats.sources.mcap.messages import TRANSFORMS, pose_of, ros_message
 from seqrecord.formats.sources.mcap.recordings import Recording
+from seqrecord.store.cameras.rotations import unit_quaternions, vector_lengths
 
 Floats = npt.NDArray[np.float64]
 _MAX_DEPTH = 1000  # frames between a frame and the top of the tree
@@ -86,7 +87,7 @@ class TransformTree:
             raise ValueError(f"frame {child} has two parents, {self._parents[child]} and {parent}")
         if not all(map(math.isfinite, pose[:3])):  # tracking failed: frames lack the pose
             pose = [math.nan] * 7
-        elif not all(map(math.isfinite, pose[3:])) or not any(pose[3:]):
+        elif not vector_lengths(pose[3:]) > 0:
             raise ValueError(f"frame {child} has an invalid pose in {parent}: {pose}")
         if time is None:
             self._fixed[child] = pose
@@ -173,8 +174,8 @@ def _between(first_poses: Floats, second_poses: Floats, share: Floats) -> Floats
     # Not (1 - share) * first + share * second: its rounding would move a still robot.
     translations = first_poses[:, :3] + share * (second_poses[:, :3] - first_poses[:, :3])
     first_turns, second_turns = (
-        first_poses[:, 3:] / _length(first_poses[:, 3:]),
-        second_poses[:, 3:] / _length(second_poses[:, 3:]),
+        unit_quaternions(first_poses[:, 3:]),
+        unit_quaternions(second_poses[:, 3:]),
     )
     second_turns = np.where(
         (first_turns * second_turns).sum(1)[:, None] < 0, -second_turns, second_turns
