@@ -279,6 +279,8 @@ def test_statistics_that_differ_from_the_rows(root: Path) -> None:
         [finding] = examine(root).findings
         assert finding.kind == "statistics"
         assert message in str(finding)
+        of_policies = not message.startswith("max of element 3")  # tactile
+        assert finding.severity == ("error" if of_policies else "warning")
     # LeRobot's delete_episodes and aggregate_datasets do not update statistics of index columns.
     found = json.loads(good)
     for name in ("index", "frame_index", "episode_index", "timestamp"):
@@ -295,6 +297,24 @@ def test_statistics_that_differ_from_the_rows(root: Path) -> None:
     [finding] = examine(root).findings
     assert (finding.kind, finding.severity) == ("statistics", "warning")
     assert finding.file == "meta/stats.json"
+
+
+def test_features_that_no_policy_normalises_need_no_statistics(root: Path) -> None:
+    """LeRobot's add_features computes none; policies see `observation…`, `action…` and images."""
+    path = root / "meta/stats.json"
+    good = path.read_text()
+    names = {"tactile", "next.reward", "action", "observation.state", "observation.image", CAMERA}
+    warned = {"tactile", "next.reward"}
+    assert names <= json.loads(good).keys()
+    for name in sorted(names):
+        for value in (None, {"mean": "much"}):
+            found = json.loads(good)
+            found[name] = value
+            path.write_text(json.dumps(found))
+            [finding] = examine(root).findings
+            assert (finding.kind, finding.feature) == ("statistics", name)
+            assert finding.severity == ("warning" if name in warned else "error")
+            run("doctor", root, "--quiet", code=name not in warned)
 
 
 def test_several_broken_files_are_found_in_one_run(tmp_path: Path) -> None:

@@ -7,21 +7,28 @@ from pathlib import Path
 
 import numpy as np
 
-from seqrecord.formats.sources.lerobot.layout import LeRobotInfo, read_stats
+from seqrecord.formats.sources.lerobot.layout import LeRobotFeature, LeRobotInfo, read_stats
 from seqrecord.formats.sources.lerobot.stats import NAMES, add_moments, stored_moments
 from seqrecord.store.statistics.moments import Moments
 from seqrecord.tools.doctor.doctor_report import Findings
 
 _EXTREMES, _MEANS = 1e-3, 0.05  # tolerances, relative to range and standard deviation
 _ROUNDING = 1e-6
-_INDEX_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
-"""LeRobot's own edits leave the statistics of these columns stale, and no training reads them."""
+_OF_POLICIES = ("observation", "action")
+"""Prefixes of features that LeRobot's policies normalise, as in its dataset_to_policy_features.
+
+LeRobot's own edits leave the statistics of other columns stale, or compute none for an added one,
+and no training reads them.
+"""
 
 
 def check_statistics(
     root: Path, info: LeRobotInfo, row_moments: Mapping[str, list[Moments]], findings: Findings
 ) -> None:
-    """Compare the stored statistics with `row_moments`, the moments of the rows by feature."""
+    """Compare the stored statistics with `row_moments`, the moments of the rows by feature.
+
+    Findings are errors for features that policies normalise, and warnings for others.
+    """
     file_moments: dict[str, list[Moments]] = {}
     names_with_statistics: set[str] = set()
     scaled_names: set[str] = set()  # images with statistics outside 0 to 1
@@ -33,25 +40,29 @@ def check_statistics(
                 continue
             names_with_statistics.add(name)
             feature = info.features[name]
+            facts = {"file": file, "feature": name, "severity": _severity(name, feature)}
             if feature.dtype in ("image", "video") and feature.depth is None:
-                with findings.caught("statistics", file=file, feature=name):
+                with findings.caught("statistics", **facts):
                     if _is_scaled(stored_moments(entry, 1)) and name not in scaled_names:
                         scaled_names.add(name)
                         message = "statistics of images are outside 0 to 1"
-                        findings.add("statistics", message, file=file, feature=name)
+                        findings.add("statistics", message, **facts)
             if row_moments.get(name):
-                with findings.caught("statistics", file=file, feature=name):
+                with findings.caught("statistics", **facts):
                     add_moments(
                         file_moments, name, stored_moments(entry, row_moments[name][0].count)
                     )
     for name, feature in info.features.items():
-        facts = {"file": file, "feature": name}
-        if name in _INDEX_COLUMNS:
-            facts["severity"] = "warning"
+        facts = {"file": file, "feature": name, "severity": _severity(name, feature)}
         if name not in names_with_statistics and feature.dtype not in ("string", "language"):
             findings.add("statistics", "a feature without statistics", **facts)
         elif name in file_moments:
             _compare(file_moments[name], row_moments[name], findings, **facts)
+
+
+def _severity(name: str, feature: LeRobotFeature) -> str:
+    is_normalised = feature.dtype in ("image", "video") or name.startswith(_OF_POLICIES)
+    return "error" if is_normalised else "warning"
 
 
 def _is_scaled(elements: list[Moments]) -> bool:
