@@ -1,4 +1,4 @@
-"""The plug-in for `lerobot-train`, tested without lerobot on a recorded contract of 0.6.1."""
+"""The plug-in for `lerobot-train`, tested without lerobot on its recorded contract."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from itertools import islice, product
@@ -27,46 +28,77 @@ RECORDED = json.loads((PLUGIN / "lerobot_policy_seqrecord" / "contract.json").re
 SCRIPT = "lerobot.scripts.lerobot_train"
 
 
+PARTS = ("dataset", "order", "mix")
+CALLS = {name: calls for part in PARTS for name, calls in RECORDED[part]["call"].items()}
+FACTORY = ["LeRobotDataset", "LeRobotDatasetMetadata", "make_dataset", "make_train_eval_datasets"]
+
+
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The function that runs when LeRobot imports the plug-in."""
-    monkeypatch.syspath_prepend(PLUGIN)
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a copy of the plug-in, whose contract a test may change."""
+    folder = tmp_path / "plugin"
+    shutil.copytree(PLUGIN, folder)
+    monkeypatch.syspath_prepend(folder)
     monkeypatch.delenv("SEQRECORD_LEROBOT", raising=False)
-    yield importlib.import_module("lerobot_policy_seqrecord.training").installed
+    yield folder / "lerobot_policy_seqrecord"
     for name in [name for name in sys.modules if name.startswith("lerobot_policy_seqrecord")]:
         del sys.modules[name]
 
 
 @pytest.fixture
-def lerobot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Modules with the contract's definitions, calls and attributes."""
-    signatures, calls = RECORDED["signatures"], RECORDED["calls"]
-    uses = [f"{name}.{one}" for name, asked in RECORDED["asked"].items() for one in asked]
-    uses += [call for each in calls.values() for call in each]
-    in_factory = ["LeRobotDataset", "LeRobotDatasetMetadata", "make_dataset"]
-    in_factory.append("make_train_eval_datasets")
-    for name, defined, body in (
-        ("lerobot.datasets.factory", in_factory, []),
-        (SCRIPT, [one for one in signatures if one not in in_factory], uses),
+def installed(plugin: Path) -> Any:
+    """The function that runs when LeRobot imports the plug-in."""
+    del plugin
+    return importlib.import_module("lerobot_policy_seqrecord.training").installed
+
+
+@pytest.fixture
+def lerobot(
+    plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SimpleNamespace]:
+    """Modules with the contract's definitions, calls and attributes, whose hashes it gets."""
+    signatures = {
+        name: text for part in PARTS for name, text in RECORDED[part]["signature"].items()
+    }
+    uses = [f"dataset.{name}" for name in RECORDED["dataset"]["attribute"]]
+    uses += [f"sampler.{name}" for name in RECORDED["order"]["attribute"]]
+    for name, defined in (
+        ("lerobot.datasets.factory", FACTORY),
+        (SCRIPT, [name for name in signatures if name not in FACTORY]),
     ):
+        calls = FACTORY[:3] if defined is FACTORY else [FACTORY[3], *defined]
+        body = [call for one in calls for call in CALLS[one]]
+        body += [] if defined is FACTORY else uses
         lines = [f"def {one}{signatures[one]}: ..." for one in defined]
         lines += ["def train():", *(f"    {use}" for use in body), "    ..."]
         if name == SCRIPT:
-            lines.append(f"from lerobot.datasets.factory import {in_factory[-1]}")
+            lines.append(f"from lerobot.datasets.factory import {FACTORY[3]}")
         path = (tmp_path / name.replace(".", "/")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(lines) + "\n")
-    info = tmp_path / "lerobot-0.6.1.dist-info"
+    info = tmp_path / "lerobot-0.9.dist-info"  # another version
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lerobot\nVersion: 0.6.1\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lerobot\nVersion: 0.9\n")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "lerobot/datasets/lerobot_dataset.py").write_text(
         "from tests.kit.lerobot_stand_in import Metadata as LeRobotDatasetMetadata\n"
     )
+    reader = tmp_path / "lerobot/datasets/dataset_reader.py"
+    reader.write_text("class DatasetReader:\n    def get_item(self, idx):\n        return idx\n")
+    factory = importlib.import_module("lerobot.datasets.factory")
+    training = importlib.import_module(SCRIPT)
+    found = importlib.import_module("lerobot_policy_seqrecord.contract").described(
+        factory, training
+    )
+    recorded = {**RECORDED}
+    for part in PARTS:
+        recorded[part] = {**RECORDED[part], "source": found[part]["source"]}
+    (plugin / "contract.json").write_text(json.dumps(recorded))
+    files = {"factory": factory.__file__, "script": training.__file__, "reader": reader}
     yield SimpleNamespace(
-        factory=importlib.import_module("lerobot.datasets.factory"),
-        training=importlib.import_module(SCRIPT),
-        script=(tmp_path / SCRIPT.replace(".", "/")).with_suffix(".py"),
+        factory=factory,
+        training=training,
+        files={name: Path(str(file)) for name, file in files.items()},
     )
     for name in [name for name in sys.modules if name.partition(".")[0] == "lerobot"]:
         del sys.modules[name]
@@ -78,21 +110,97 @@ def test_nothing_changes_in_other_commands(installed: Any, monkeypatch: pytest.M
     assert "lerobot" not in sys.modules
 
 
-def test_nothing_changes_without_a_valid_variable_and_contract(
+def test_nothing_changes_without_a_valid_variable(
     lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the variable, with an invalid value, and with another LeRobot."""
     before = dict(vars(lerobot.factory)), dict(vars(lerobot.training))
     assert not installed()
     monkeypatch.setenv("SEQRECORD_LEROBOT", "yes")
     with pytest.raises(SystemExit, match="is 'yes': expected 1, class or 0"):
         installed()
-    monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
-    with lerobot.script.open("a") as file:
-        file.write("def more(): sampler.rewind\n")
-    with pytest.raises(SystemExit, match=r"asked differs; expected: .*; got: .*rewind"):
-        installed()
     assert (vars(lerobot.factory), vars(lerobot.training)) == before
+
+
+MODES = {
+    "class": {"SEQRECORD_LEROBOT": "class"},
+    "1": {"SEQRECORD_LEROBOT": "1"},
+    "mix": {"SEQRECORD_LEROBOT": "1", "SEQRECORD_LEROBOT_MIX": "mix.yaml"},
+}
+DIFFERENCES = [
+    ("script", "", "def submit_to_hf(cfg, job): id", "signature of submit_to_hf: .cfg, job", "all"),
+    ("script", "", "def save_checkpoint(at): id", "signature of save_checkpoint: .at", "1 mix"),
+    ("factory", "", "def make_dataset(cfg, x): id", "signature of make_dataset: .cfg, x", "mix"),
+    ("factory", "", "LeRobotDataset(0)", "got: call of LeRobotDataset: LeRobotDataset.0", "all"),
+    ("script", "", "LeRobotDataset = id\nLeRobotDataset(0)", "", ""),  # not the replaced one
+    ("script", "", "def f(): EpisodeAwareSampler([])", "call of EpisodeAwareSampler", "1 mix"),
+    ("factory", "LeRobotDatasetMetadata(cfg.", "load(cfg.", "got: nothing else", "mix"),
+    ("script", "", "def f(): dataset.rewind", "got: attribute of the dataset: rewind", "all"),
+    ("script", "", "def f(): sampler.rewind", "got: attribute of the order: rewind", "1 mix"),
+    ("script", "train():", "train():\n    print()", "got: source of train: [0-9a-f]{16}$", "1 mix"),
+    ("factory", "make_dataset(cfg): ...", "make_dataset(cfg): id", "source of make_dataset", "mix"),
+    ("reader", "return idx", "return idx + 1", "got: source of DatasetReader: [0-9a-f]{16}", "all"),
+    ("reader", "DatasetReader", "Reader", "got: source of DatasetReader: None", "all"),
+    ("reader", "return idx", "'Docs.'\n        return (idx)  # why", "", ""),
+]  # fmt: skip
+"""File, text (at its end if empty), its replacement, message, modes that are refused."""
+
+
+@pytest.mark.parametrize(("file", "old", "new", "message", "refused"), DIFFERENCES)
+def test_differences_in_what_a_mode_replaces_are_refused(
+    lerobot: Any,
+    installed: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+    old: str,
+    new: str,
+    message: str,
+    refused: str,
+) -> None:
+    """Another version is no difference: that of the stand-in is not the recorded one."""
+    path = lerobot.files[file]
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new) if old else f"{text}{new}\n")
+    for mode, variables in MODES.items():
+        importlib.reload(lerobot.factory)
+        importlib.reload(lerobot.training)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        if refused == "all" or mode in refused.split():
+            with pytest.raises(SystemExit, match=f"lerobot 0.9 differs .*{message}"):
+                installed()
+            assert lerobot.factory.LeRobotDataset is not LeRobotDataset
+        else:
+            assert installed()
+
+
+def test_a_training_command_without_the_known_module_is_refused(
+    installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise LeRobot would read, although the variable is set."""
+    monkeypatch.setattr(sys, "argv", ["/bin/lerobot-train", "--steps=1"])
+    assert not installed()
+    monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
+    with pytest.raises(SystemExit, match=f"this lerobot-train is not the module {SCRIPT}"):
+        installed()
+
+
+def test_other_errors_end_the_training(
+    lerobot: Any, installed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LeRobot logs an error of a plug-in, and would read by itself."""
+    lerobot.files["script"].unlink()
+    monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
+    with pytest.raises(SystemExit, match="SEQRECORD_LEROBOT=1: "):
+        installed()
+
+
+def test_the_plug_in_requires_the_version_of_its_contract() -> None:
+    """Which is also the one that `make test-lerobot` installs."""
+    requirement = f"lerobot[dataset]=={RECORDED['version']}"
+    assert f'dependencies = ["{requirement}", ' in (PLUGIN / "pyproject.toml").read_text()
+    makefile = (PLUGIN.parents[1] / "Makefile").read_text()
+    assert f"LEROBOT_RELEASE ?= =={RECORDED['version']}\n" in makefile
 
 
 @pytest.mark.parametrize("wanted", ["1", "class"])
@@ -112,7 +220,7 @@ def test_the_sampler_gets_batch_size_workers_and_ranks(
     monkeypatch.setenv("SEQRECORD_LEROBOT", "1")
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "home"))
     made = LeRobotDataset("a/test", unpack(tmp_path, "lerobot_video_v3"))
-    monkeypatch.setattr(lerobot.training, "make_train_eval_datasets", lambda _: (made, None))
+    monkeypatch.setattr(lerobot.training, "make_train_eval_datasets", lambda cfg: (made, None))
     assert installed()
     cfg = SimpleNamespace(batch_size=2, num_workers=2, resume=False, **options_of())
     assert lerobot.training.make_train_eval_datasets(cfg) == (made, None)
@@ -186,14 +294,14 @@ def mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lerobot: Any) -> Path:
     path = tmp_path / "mix.yaml"
     path.write_text("sources: {one: {location: one, weight: 2}, two: {location: two, weight: 1}}")
     monkeypatch.setenv("SEQRECORD_LEROBOT_MIX", str(path))
-    [text] = RECORDED["calls"]["LeRobotDatasetMetadata"]
+    [text] = CALLS["LeRobotDatasetMetadata"]
 
     def make_dataset(cfg: Any) -> Any:
         cfg.tolerance_s, names = 1e-4, {**vars(lerobot.factory), "cfg": cfg}
         meta = eval(text, names)
         times = {"observation.state": [0.0, 1 / meta.fps]}
         names |= {"delta_timestamps": times, "image_transforms": None}
-        [whole] = (c for c in RECORDED["calls"]["LeRobotDataset"] if "cfg.dataset.episodes" in c)
+        [whole] = (c for c in CALLS["LeRobotDataset"] if "cfg.dataset.episodes" in c)
         return eval(whole, names)
 
     monkeypatch.setattr(lerobot.factory, "make_dataset", make_dataset)
@@ -316,12 +424,12 @@ def test_refused_options_end_the_training(
 
 
 def test_our_class_has_the_contracts_signature_and_attributes() -> None:
-    for text in RECORDED["calls"]["LeRobotDataset"]:
+    for text in CALLS["LeRobotDataset"]:
         call = ast.parse(text, mode="eval").body
         assert isinstance(call, ast.Call)
         names = {word.arg: word for word in call.keywords if word.arg}
         inspect.signature(LeRobotDataset).bind(*call.args, **names)
     source = inspect.getsource(LeRobotDataset)
     optional = {"repo_id_to_index"}  # in unreached code
-    for name in set(RECORDED["asked"]["dataset"]) - optional:
+    for name in set(RECORDED["dataset"]["attribute"]) - optional:
         assert hasattr(LeRobotDataset, name) or f"self.{name} =" in source, name

@@ -38,7 +38,7 @@ class Training:
         self.script = lerobot.training
         self.state = pytest.importorskip("accelerate.state").PartialState(cpu=True)
         self.set = monkeypatch.setattr
-        self.set(self.script, "make_train_eval_datasets", lambda _: (dataset, None))
+        self.set(self.script, "make_train_eval_datasets", lambda cfg: (dataset, None))
 
     def run(
         self, folder: Path | None, step: int, stop: int, batch_size: int, workers: int, ranks: int

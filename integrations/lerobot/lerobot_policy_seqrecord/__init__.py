@@ -15,5 +15,6 @@ from lerobot_policy_seqrecord.training import installed, registered
 
 __all__ = ["installed", "registered"]
 
-registered()
+# First, because LeRobot only logs an error of the other.
 installed()
+registered()

@@ -45,15 +45,18 @@ def installed() -> bool:
     """
     mix, training = os.environ.get(MIX) or None, _training()
     wanted = os.environ.get(VARIABLE) or ("0" if mix is None else "1")
-    if training is None or (wanted == "0" and mix is None):
+    is_training = training is not None or Path(sys.argv[0]).stem == "lerobot-train"
+    if not is_training or (wanted == "0" and mix is None):
         return False
     if mix is not None and wanted != "1":
         sys.exit(f"{MIX}={mix} is for seqrecord's order: expected {VARIABLE}=1, got {wanted!r}")
     if wanted not in ("1", "class"):
         sys.exit(f"{VARIABLE} is {wanted!r}: expected 1, class or 0")
+    if training is None:
+        sys.exit(f"{VARIABLE}={wanted}: this lerobot-train is not the module {_SCRIPT}")
     try:
         _replace(training, with_order=wanted == "1", mix=mix)
-    except (SeqRecordError, ImportError) as error:
+    except Exception as error:
         sys.exit(f"{VARIABLE}={wanted}: {error}")
     return True
 
@@ -69,7 +72,8 @@ def _training() -> ModuleType | None:
 def _replace(training: Any, *, with_order: bool, mix: str | None) -> None:
     from lerobot.datasets import factory
 
-    check(factory, training)
+    mode = "mix" if mix is not None else "1" if with_order else "class"
+    check(factory, training, mode)
     from seqrecord.lerobot import LeRobotDataset
 
     if mix is None:
@@ -79,7 +83,6 @@ def _replace(training: Any, *, with_order: bool, mix: str | None) -> None:
         training.make_train_eval_datasets = datasets_of.make
     make, save = training.make_train_eval_datasets, training.save_checkpoint
     made: dict[str, Any] = {}
-    mode = "mix" if mix is not None else "1" if with_order else "class"
     where = f"{VARIABLE}={mode}" if mix is None else f"{MIX}={mix}"
 
     def check_given(cfg: Any) -> None:
