@@ -149,14 +149,14 @@ def test_other_kinds_never_change(
 def test_other_pixel_kinds_define_the_window_without_images(tmp_path: Path) -> None:
     specs = [
         spec_of("depth", (12, 16), None),  # by its name
-        spec_of("labels", (6, 8), "segmentation"),
+        spec_of("labels", (12, 16), "segmentation"),
         spec_of("confidence", (12, 16), None),
         spec_of("pose", (4, 4), None),
     ]
     write(tmp_path / "r", specs, [(12, 16)])
     (batch, *_) = batches(tmp_path / "r", "pipe", CenterCrop((3, 3)))
     shapes = {spec.name: first_frame(batch, spec.name).shape for spec in specs}
-    assert shapes == {"depth": (3, 3), "confidence": (3, 3), "labels": (6, 8), "pose": (4, 4)}
+    assert shapes == {"depth": (3, 3), "confidence": (3, 3), "labels": (3, 3), "pose": (4, 4)}
     with pytest.raises(ClipError, match="features="):  # nothing says that these are pixels
         batches(tmp_path / "r", "pipe", CenterCrop(3), features=["confidence", "pose"])
     (batch, *_) = batches(
@@ -176,11 +176,11 @@ def test_other_pixel_kinds_define_the_window_without_images(tmp_path: Path) -> N
 def test_images_without_a_kind_define_the_window(
     tmp_path: Path, name: str, dtype: str, shape: Shape
 ) -> None:
+    """They are refused beside a larger depth map, which would define it otherwise."""
     specs = [FeatureSpec(name, np.dtype(dtype), shape), spec_of("depth", (24, 32), "depth")]
     write(tmp_path / "r", specs, [(12, 16)])
-    (batch, *_) = batches(tmp_path / "r", "pipe", CenterCrop((3, 3)))
-    assert first_frame(batch, name).shape[:2] == (3, 3)
-    assert first_frame(batch, "depth").shape == (24, 32)
+    with pytest.raises(ClipError, match=f"moves {name}, and not depth"):
+        batches(tmp_path / "r", "pipe", CenterCrop((3, 3)))
 
 
 def test_requested_features_have_pixels(tmp_path: Path) -> None:
@@ -275,7 +275,6 @@ def test_features_chosen_by_their_size_are_logged(
         spec_of("confidence", (12, 16), None),
         spec_of("heat", (12, 16), "thermal"),
         spec_of("cloud", (12, 16, 3), "points"),
-        spec_of("depth", (6, 8), "depth"),
         spec_of("seen_mask", (12, 16), None),
         spec_of("pose", (4, 4), "pose"),
     ]
@@ -286,13 +285,74 @@ def test_features_chosen_by_their_size_are_logged(
     assert "confidence has no kind" in message
     assert "heat has kind thermal" in message
     assert "cloud is unchanged" in message
-    assert "depth float32 [6, 8] is unchanged" in message
     assert "seen_mask" not in message
     assert "pose" not in message
     caplog.clear()
     step = CenterCrop(3, features=["image", "confidence"])
     SeqRecordPipe(tmp_path / "r", clip_len=1, clip_transform=step)
     assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "kind", "resize"),
+    [
+        ("depth", (6, 8), "depth", {"depth": (12, 16)}),
+        ("flow", (6, 8, 2), "flow", {"image": (6, 8)}),  # `resize=` takes no flow
+        ("disparity", (24, 32), "disparity", {"image": (24, 32)}),
+        ("object_mask", (24, 32), None, {"object_mask": (12, 16)}),  # by its name
+        ("normals", (12, 8, 3), "normals", {"normals": (12, 16)}),
+    ],
+)
+@pytest.mark.parametrize("step", [CenterCrop, seqrecord.Resize, seqrecord.HorizontalFlip])
+def test_maps_of_another_size_are_refused(
+    tmp_path: Path, name: str, shape: Shape, kind: str | None, resize: Any, step: Any
+) -> None:
+    """An image would move without its depth, flow or mask. Both ways of the message work."""
+    write(
+        tmp_path / "r",
+        [
+            spec_of("image", (12, 16, 3), "image"),
+            spec_of("follower", (12, 16), "depth"),
+            spec_of(name, shape, kind),
+        ],
+        [(12, 16)],
+    )
+    if "image" in resize:
+        resize = {"image": shape[:2], "follower": shape[:2]}
+    argument = {CenterCrop: 3, seqrecord.Resize: (6, 8), seqrecord.HorizontalFlip: 1}[step]
+    with pytest.raises(ClipError, match=f"moves image, and not {name}: their sizes") as caught:
+        batches(tmp_path / "r", "pipe", step(argument))
+    assert f"resize={resize} " in str(caught.value)
+    assert "features=['image', 'follower']" in str(caught.value)
+    (batch, *_) = batches(tmp_path / "r", "pipe", step(argument), resize=resize)
+    assert batch["image"].shape[2:4] == batch["follower"].shape[2:4] == batch[name].shape[2:4]
+    (batch, *_) = batches(tmp_path / "r", "pipe", step(argument, features=["image", "follower"]))
+    assert batch["image"].shape[2:4] == batch["follower"].shape[2:4]
+    spec = spec_of(name, shape, kind)
+    want = value_of(spec, (12, 16), int(batch["start"][0]))
+    assert np.array_equal(first_frame(batch, name), want)
+
+
+def test_maps_of_other_forms_are_refused(tmp_path: Path) -> None:
+    """Sizes that vary, and maps without any image."""
+    forms: list[tuple[FeatureSpec, FeatureSpec, str]] = [
+        (spec_of("image", (None, None, 3), "image"), spec_of("depth", (6, 8), "depth"), "{'depth'"),
+        (spec_of("image", (12, 16, 3), "image"), spec_of("depth", (None, 8), "depth"), "{'depth'"),
+        (spec_of("depth", (12, 16), "depth"), spec_of("mask", (6, 8), "mask"), "{'mask': (12, 16)"),
+        (
+            spec_of("image", (None, None, 3), "image"),
+            spec_of("flow", (6, 8, 2), "flow"),
+            "{'image'",
+        ),
+    ]
+    for number, (source, other, resize) in enumerate(forms):
+        path = tmp_path / str(number)
+        write(path, [source, other], [(12, 16)])
+        with pytest.raises(ClipError, match=f"moves {source.name}, and not {other.name}") as caught:
+            SeqRecordPipe(path, clip_len=1, clip_transform=CenterCrop(3))
+        # A size that varies is no size to resize to.
+        is_named = None not in (source.shape if other.kind != "flow" else other.shape)
+        assert (f"resize={resize}" in str(caught.value)) == is_named
 
 
 def test_masks_of_padded_images_follow(tmp_path: Path) -> None:

@@ -218,7 +218,8 @@ class RandomCrop(_Crop):
         size: height and width in pixels, or one number for both.
         features: names of the cropped features. Default: images, or without images other features
             with pixels (depth, masks, …), and all features with pixels of the same height and
-            width. Not allowed in a dict of cameras.
+            width; depth, flow or masks of another size are a `ClipError`. Not allowed in a dict of
+            cameras.
         shared: in a dict of cameras, draw one relative position for all of them; `False` draws
             a position per camera. The n-th `RandomCrop` of one camera shares its draw with the
             n-th of the others.

@@ -6,7 +6,7 @@ other features with pixels. Features with pixels of the same height and width fo
     image  [480, 640, 3]   defines the window
     depth  [480, 640]      follows
     conf   [480, 640]      follows, with a note: no kind says that it has pixels
-    mask   [240, 320]      is unchanged, with a note
+    mask   [240, 320]      is refused: it would no longer show what the image shows
     pose   [4, 4]          is unchanged
 """
 
@@ -31,6 +31,7 @@ FrameSize: TypeAlias = "tuple[int | None, int | None]"
 """Height and width; `None` if it varies."""
 
 _WITHOUT_PIXELS = (*VECTOR_KINDS, "intrinsics", "distortion")
+_SCALED_KINDS = ("flow", "disparity")
 
 
 class CropFeatures(NamedTuple):
@@ -56,8 +57,9 @@ def crop_features(
         arrays: arrays of a frame, by feature.
         kinds: declared kinds, by feature.
 
-    Raises `ClipError` if no feature has pixels, for images of different sizes, and for requested
-    features without pixels or without one common size.
+    Raises `ClipError` if no feature has pixels, for images of different sizes, for depth, flow or
+    masks of another size than the images, and for requested features without pixels or without one
+    common size.
     """
     if requested is None:
         selection = _by_kind({n: s for n, s in arrays.items() if s.mask_of is None}, kinds)
@@ -118,7 +120,6 @@ _NOTES = {
     (False, True, False): "{name} is unchanged: kind {kind} has no pixels",
     (False, True, True): "{name} is unchanged: kind {kind} has no pixels",
     (True, True, False): "{name} has {own} and is changed like {first}, by its size",
-    (True, False, True): "{name} {spec} is unchanged: its size is not that of {first}",
 }
 """Notes by: the feature may have pixels, it has the size of the window, its kind has pixels.
 
@@ -160,7 +161,37 @@ def _by_kind(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -
                 "own": feature.own_kind,
             }
             notes.append(note.format(**words, first=names[0]))
+    _check_maps(features, followers, names, frame)
     return CropFeatures(tuple(followers), frame, "; ".join(notes) or None)
+
+
+def _check_maps(
+    features: Sequence[_Feature], followers: Sequence[str], names: Sequence[str], frame: FrameSize
+) -> None:
+    """Raise `ClipError` for depth, flow or masks that do not follow the features `names`, of size
+    `frame`, as `followers` do.
+
+    They would show another place than the images from then on.
+    """
+    unfit = [feature for feature in features if feature.is_map and feature.name not in followers]
+    if not unfit:
+        return
+    # `resize=` takes no flow and no disparity, whose values depend on the size.
+    resized, size = [unfit[0].name], frame
+    if unfit[0].kind in _SCALED_KINDS:
+        resized, size = [*followers], unfit[0].size
+    way = f"resize={dict.fromkeys(resized, size)} of the loader, which makes them one size; or "
+    raise ClipError(
+        f"clip_transform moves {names[0]}, and not {unfit[0].name}: their sizes differ",
+        feature=unfit[0].name,
+        expected=("" if None in size else way)
+        + f"steps with features={followers}, which leave the others as they are",
+        got=", ".join(
+            f"{feature.name}: {feature.spec}"
+            for feature in features
+            if feature in unfit or feature.name in names
+        ),
+    )
 
 
 def _sources(features: Sequence[_Feature]) -> list[_Feature]:
