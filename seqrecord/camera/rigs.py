@@ -128,9 +128,6 @@ class EpisodeRigs:
             with located(ClipError, file=dataset.url, feature=name):
                 _check_requested(name, feature, schema, arrays)
         names = _images(camera, dataset, arrays)
-        for name in names:
-            with located(ClipError, file=dataset.url, feature=name):
-                _check_size(dataset.features[name], arrays[name])
         are_alike = len({dataset.features[name].stored.shape[:2] for name in names}) == 1
         images = [_image(name, dataset, schema, may_share=are_alike) for name in names]
         pose_features = {
@@ -386,16 +383,6 @@ def _feature_of(
 
 def _are_poses(spec: FeatureSpec) -> bool:
     return spec.dtype.kind == "f" and spec.shape in POSE_SHAPES
-
-
-def _check_size(spec: FeatureSpec, array: ArraySpec) -> None:
-    """Raise `ClipError` for images that a `frame_transform` resizes: K would be wrong."""
-    if None not in spec.shape[:2] and array.shape[:2] != spec.shape[:2]:
-        raise ClipError(
-            "camera: frame_transform changes the size of an image",
-            expected=f"{spec}; resize= and crops of clip_transform move its camera",
-            got=str(array),
-        )
 
 
 def _check_requested(

@@ -647,6 +647,90 @@ def test_a_frame_transform_that_resizes(records: Path) -> None:
         SeqRecordPipe(records, clip_len=2, features=["image"], frame_transform=half, camera=True)
 
 
+def scaled(change: Callable[[Any], Any]) -> Callable[..., dict[str, Any]]:
+    """A function of clips that changes its images."""
+    return lambda clip, generator: {**clip, "image": change(clip["image"])}
+
+
+def larger(image: Any) -> Any:
+    return np.pad(image, ((0, 0), (0, 4), (0, 4), (0, 0)))
+
+
+RESIZING: dict[str, Any] = {
+    "half": scaled(lambda image: image[:, ::2, ::2]),
+    "one side": scaled(lambda image: image[:, :, 1:]),
+    "transposed": scaled(lambda image: image.swapaxes(1, 2)),
+    "half, channels first": scaled(lambda image: np.moveaxis(image[:, ::2, ::2], -1, 1)),
+    "half, one frame": scaled(lambda image: image[0, ::2, ::2]),
+    "tokens": scaled(lambda image: image.reshape(len(image), -1, 12)),
+    "in a chain": [scaled(lambda image: image[:, 4:, 4:]), scaled(larger)],
+    "after a crop": [CenterCrop(12), scaled(lambda image: image[:, ::2, ::2])],
+}
+
+
+@pytest.mark.parametrize("name", RESIZING)
+def test_a_function_of_clips_that_resizes(records: Path, name: str) -> None:
+    """K would describe the image before. Each function of a chain is asked."""
+    options: dict[str, Any] = {"clip_len": 2, "features": ["image"]}
+    for make in (SeqRecordPipe, SeqRecordMapDataset):
+        with pytest.raises(ClipError, match=r"clip_transform changes the size.*image") as caught:
+            make(records, clip_transform=RESIZING[name], camera=True, **options)
+        assert "resize=" in str(caught.value)
+        make(records, clip_transform=RESIZING[name], **options)  # nobody asks for a camera
+
+
+def test_functions_of_clips_that_keep_the_size(records: Path) -> None:
+    """Other axes, dtypes and names are not the business of cameras."""
+    changes: dict[str, Callable[[Any], Any]] = {
+        "float": lambda image: image.astype(np.float32) / 255,
+        "channels first": lambda image: np.moveaxis(image, -1, 1),
+        "grey": lambda image: image.mean(-1),
+        "one frame": lambda image: image[0],
+        "tensor": lambda image: torch.from_numpy(image).float(),
+        "flipped twice": lambda image: image[:, :, ::-1][:, :, ::-1],
+    }
+    expected = first_batch(records, shuffle=False)["image_K"]
+    for name, change in changes.items():
+        batch = first_batch(records, clip_transform=scaled(change), shuffle=False)
+        assert torch.equal(batch["image_K"], expected), name
+    renamed = lambda clip, _: {"small": clip["image"][:, ::2, ::2], "pose": clip["pose"]}  # noqa: E731
+    batch = first_batch(records, features=["image", "pose"], clip_transform=renamed, shuffle=False)
+    assert torch.equal(batch["image_K"], expected)
+
+
+def test_functions_of_images_whose_size_varies(tmp_path: Path) -> None:
+    """Results have one size: of the first clip it is the size before, of others it is not."""
+    sizes = {"a": (18, 22), "b": (26, 30)}
+    episodes = {
+        key: [{"image": np.zeros((*size, 3), np.uint8), "pose": pose_of(key, 0)}] * 3
+        for key, size in sizes.items()
+    }
+    metadata = {
+        key: {"convention": OPENCV, "camera": {**PINHOLE, "height": size[0], "width": size[1]}}
+        for key, size in sizes.items()
+    }
+    kinds: dict[str, Any] = {"pose": SCHEMA["pose"], "image": {"shape": (None, None, 3)}}
+    write_dataset(tmp_path, episodes, metadata=metadata, features=kinds)
+    options: dict[str, Any] = {"clip_len": 2, "features": ["image"], "camera": True}
+
+    def fitted(clip: dict[str, Any], _: Any) -> dict[str, Any]:
+        return {"image": np.stack([frame[:18, :22] for frame in clip["image"]])}
+
+    pipe = SeqRecordPipe(tmp_path, clip_transform=fitted, shuffle=False, batch_size=1, **options)
+    with pytest.raises(ClipError, match=r"changes the size of an image.*episode: b") as caught:
+        list(pipe)
+    assert "26 x 30" in str(caught.value)
+
+    def fitted_frame(frame: dict[str, Any]) -> dict[str, Any]:
+        return {"image": frame["image"][:18, :22]}
+
+    # Of the first frame it changes nothing, and nobody calls it for frames of a cache.
+    with pytest.raises(ClipError, match="frame_transform changes the size of an image"):
+        SeqRecordPipe(tmp_path, frame_transform=fitted_frame, **options)
+    pipe = SeqRecordPipe(tmp_path, frame_transform=fitted_frame, resize=(18, 22), **options)
+    assert len(list(pipe)) == 4
+
+
 def test_frames_of_several_sizes(tmp_path: Path) -> None:
     """Each episode has a camera of its own size; crops are of that size."""
     metadata, episodes = dict[str, Any](), dict[str, Any]()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,13 +43,15 @@ class ClipFunctions:
 
     `made` has the dtypes and shapes of the results, [frames, …]. Lists of texts are allowed for
     text features, whose spec limits their size: the results `listed`. The results `single` are a
-    text per clip, or an array of varying length: `made` has one frame of them.
+    text per clip, or an array of varying length: `made` has one frame of them. The `images` have
+    columns of cameras, which describe frames of their size before the functions.
     """
 
     functions: tuple[ClipFunction, ...]
     dataset: Dataset
     names: tuple[str, ...]
     made: Mapping[str, ArraySpec]
+    images: frozenset[str] = frozenset()
     single: frozenset[str] = frozenset()
     listed: frozenset[str] = frozenset()
     unchanged: frozenset[str] = frozenset()  # features that the functions do not change
@@ -63,6 +66,7 @@ class ClipFunctions:
         episode: int,
         start: int,
         arrays: Mapping[str, ArraySpec],
+        images: frozenset[str] = frozenset(),
     ) -> ClipFunctions:
         """Call the functions with one clip to determine dtypes and shapes of the results.
 
@@ -70,10 +74,10 @@ class ClipFunctions:
         first frame, `arrays` the specs of its features.
 
         Raises the functions' errors, and `ClipError` for results that do not fit into a batch, for
-        functions without the arguments clip and generator, and for results that do not depend on
-        the seed alone; see `repeatable`.
+        functions without the arguments clip and generator, for results that do not depend on
+        the seed alone, see `repeatable`, and for a function that changes the size of `images`.
         """
-        unknown, row = cls(functions, dataset, tuple(clip), {}), _rows(columns)(0)
+        unknown, row = cls(functions, dataset, tuple(clip), {}, images), _rows(columns)(0)
         arguments: list[dict[str, Any]] = []  # of each call
 
         def call() -> dict[str, Any]:
@@ -106,7 +110,9 @@ class ClipFunctions:
             single = frozenset(texts.union(largest).intersection(specs))
             listed = frozenset(name for name, value in values.items() if isinstance(value, list))
             unchanged = unchanged_values(arguments[0], clip, values)
-            clip_functions = cls(functions, dataset, tuple(clip), specs, single, listed, unchanged)
+            clip_functions = replace(
+                unknown, made=specs, single=single, listed=listed, unchanged=unchanged
+            )
             clip_functions._check(values)
         except Exception as error:
             unknown.add_place(error, episode, start)
@@ -150,6 +156,7 @@ class ClipFunctions:
 
     def _call(self, clip: Any, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
         generator = np.random.default_rng(seed)
+        sizes = {name: _frame_sizes(clip[name]) for name in self.images.intersection(clip)}
         for function in self.functions:
             results = arrays_by_name(_NAME, function({**clip, **row}, generator))
             clip = {
@@ -163,6 +170,8 @@ class ClipFunctions:
                     expected="another name",
                     got=", ".join(clashes),
                 )
+            for name in sizes.keys() & clip.keys():
+                _check_sizes(name, clip[name], sizes[name])
         return {name: _array(name, value) for name, value in arrays_by_name(_NAME, clip).items()}
 
 
@@ -208,6 +217,30 @@ class Calls:
         single = self.functions.single
         loose_values = {name: value for name, value in arrays.items() if name not in out}
         return {name: [one] if name in single else one for name, one in loose_values.items()}
+
+
+def _frame_sizes(clip: Any) -> list[tuple[int, ...]]:
+    """Height and width of an image's frames: a list of them, or an array of frames of one size."""
+    return [np.shape(frame)[:2] for frame in (clip if isinstance(clip, list) else clip[:1])]
+
+
+def _check_sizes(name: str, value: Any, sizes: Sequence[tuple[int, ...]]) -> None:
+    """Raise `ClipError` if an image with frames of these sizes has others after a function.
+
+    Its camera describes the frames before. Axes may have moved: channels first, no axis of frames.
+    """
+    shapes = [np.shape(frame) for frame in (value if isinstance(value, list) else [value])]
+    pairs = zip(shapes, sizes, strict=True) if len(shapes) == len(sizes) else product(shapes, sizes)
+    for shape, size in pairs:
+        if not any(sides == size for sides in pairwise(shape)):
+            raise ClipError(
+                f"camera: a function of {_NAME} changes the size of an image",
+                feature=name,
+                expected=f"frames of {size[0]} x {size[1]} pixels, as their camera describes them; "
+                f"or resize=, or Resize and crops before the function, which move the camera, too; "
+                "or another name for the result",
+                got=f"an array {[*shape]}",
+            )
 
 
 def read_only(array: Any) -> Any:

@@ -191,6 +191,9 @@ def _view(
         image_columns = find_maker("camera").make(
             options.camera, dataset, arrays.rows, clip_frames.windows, row
         )
+        if arrays.transform is not None:
+            for name in image_columns.images:
+                _check_frame_size(name, arrays.stored[name], arrays.rows[name])
     if cameras or dataset.contents.sizes or options.clip_functions:
         from seqrecord.loader.pipes.draws import AugmentationSampler
 
@@ -223,6 +226,19 @@ def _view(
         metadata=metadata,
         order_columns=options.epoch_order.columns,
     )
+
+
+def _check_frame_size(image: str, stored: ArraySpec, made: ArraySpec) -> None:
+    """Raise `ClipError` for an image with a camera that a `frame_transform` resizes: K would be
+    wrong. Results have one size, so frames whose stored size varies are resized.
+    """
+    if None in stored.shape[:2] or made.shape[:2] != stored.shape[:2]:
+        raise ClipError(
+            "camera: frame_transform changes the size of an image",
+            feature=image,
+            expected=f"{stored} of one size; resize= and crops of clip_transform move its camera",
+            got=str(made),
+        )
 
 
 def _check_known_sizes(view: View) -> None:
@@ -320,7 +336,8 @@ def _with_functions(options: ClipOptions, view: View) -> View:
     first, clip_episodes = view.samples.first_clip, view.clip_episodes
     clip = ClipsByNumber(view, 0).example(first)
     place = int(clip_episodes.rows(first.episode)[0]), int(clip_episodes.starts(first)[0])
-    called = ClipFunctions.of(functions, view.dataset, *clip, *place, view.batch_arrays)
+    images = frozenset(() if view.image_columns is None else view.image_columns.images)
+    called = ClipFunctions.of(functions, view.dataset, *clip, *place, view.batch_arrays, images)
     arrays = {n: replace(spec, shape=spec.shape[1:]) for n, spec in called.made.items()}
     check_tensors(arrays)
     lengths = {n: int(spec.shape[0] or 0) for n, spec in called.made.items()}
