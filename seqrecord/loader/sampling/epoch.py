@@ -58,6 +58,7 @@ from seqrecord.loader.sampling.budget_shards import BudgetShards, StreamOf
 from seqrecord.loader.sampling.budgets import Arrangement, BudgetUse, ClipCosts, Stream
 from seqrecord.loader.sampling.cost_shares import deal_runs, shares_by_cost, turn_runs
 from seqrecord.loader.sampling.cursors import Blocks, Cursors
+from seqrecord.loader.sampling.interleaving import MOST_REREAD
 from seqrecord.loader.sampling.passes import copies, in_step, passes
 from seqrecord.loader.sampling.plan import Clips, Plan
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, sorted_places
@@ -70,6 +71,7 @@ from seqrecord.loader.sampling.runs import (
     shuffle_runs,
 )
 from seqrecord.loader.sampling.shard_batches import ShardBatches
+from seqrecord.loader.sampling.share_phases import num_borders, turn_shares
 from seqrecord.loader.sampling.spreading import UNCUT_CHUNKS, spread_runs
 from seqrecord.store.tables.grids import ragged_arange
 
@@ -265,18 +267,33 @@ class EpochLayout:
                 runs, begins = in_step(runs, *of_runs, key, self.num_shards, settings.cursors)
         if self.costs is not None and len(runs):
             runs, shares = self._share_costs(runs, begins, weights, at_runs=is_spread)
-            return runs, CursorShares(*(column[shards] for column in shares))
-        return runs, shares_of(
-            runs,
-            Cuts.of(runs.episode, self.episodes, self.windows),
-            shards,
-            self.num_shards,
-            settings.cursors,
-            fill=settings.last_batch == "repeat",
-            num_shares=settings.shares,
-            begins=begins,
-            at_runs=is_spread,
-        )
+        else:
+            shares = shares_of(
+                runs,
+                Cuts.of(runs.episode, self.episodes, self.windows),
+                np.arange(self.num_shards),
+                self.num_shards,
+                settings.cursors,
+                fill=settings.last_batch == "repeat",
+                num_shares=settings.shares,
+                begins=begins,
+                at_runs=is_spread,
+            )
+        if settings.shuffle and not (in_one_round or is_spread or num_copies is not None):
+            runs = self._turn_shares(runs, shares.start)
+        return runs, CursorShares(*(column[shards] for column in shares))
+
+    def _turn_shares(self, runs: Runs, starts: IntArray) -> Runs:
+        """The runs of shares that begin at few phases, turned as far as repeated reads allow."""
+        settings, stats, max_turned = self.settings, self.stats, starts.size
+        keeps_frames = settings.resident or (settings.num_shares and self.num_shards == 1)
+        if stats.cut_frames and not keeps_frames:
+            _, by_shards = stats.reread(self.num_shards)
+            max_cuts = int((MOST_REREAD - by_shards) * stats.num_frames) // stats.cut_frames
+            max_turned = min(max_turned, max_cuts - num_borders(runs, starts))
+        anywhere = settings.num_shares is not None
+        places = Cuts.of(runs.episode, self.episodes, self.windows, anywhere=anywhere)
+        return turn_shares(runs, starts, places, max_turned, self.key)
 
     def _share_costs(
         self, runs: Runs, begins: IntArray | None, weights: IntArray | None, *, at_runs: bool

@@ -98,6 +98,9 @@ class Purpose(IntEnum):
     COST_GROUPS = 39
     COST_STRATA = 40
     COST_RUNS = 41
+    SHARE_PHASES = 42
+    PLACES_IN_PHASE = 43
+    TURNED_SHARES = 44
 
 
 def key_of(purpose: Purpose, *values: int) -> int:
