@@ -511,6 +511,19 @@ def test_any_reads(tmp_path: Path, data: Any) -> None:
     assert read_range(copy, 3, 99) == content[3:99]
 
 
+def test_a_read_ahead_replaces_none_of_its_own_bytes(tmp_path: Path) -> None:
+    """Bytes of no piece, which are not needed again, are replaced first; but not by the same call,
+    before they are read.
+    """
+    content = np.random.default_rng(0).integers(0, 255, FILE_BYTES, dtype=np.uint8).tobytes()
+    (tmp_path / "a.seqrec").write_bytes(content)
+    store = ChunkStore(CountingStorage(open_storage(str(tmp_path))))
+    store.begin(20_000, {"a.seqrec": (np.array([0, 1025]), np.array([1, 15_393]))})
+    read_ahead(store, 0, 1026)
+    assert read_range(store, 0, 1026) == content[:1026]
+    assert store.peak_bytes <= 20_000
+
+
 # ---- plan, order and state
 
 

@@ -155,11 +155,14 @@ class _Contents:
             for item in ranges:
                 offset = item.start
                 while offset < item.stop:
+                    num_fetches = len(claim.fetches)
                     offset = self._entry(claim, path, offset, item, is_ahead=True)[1]
-            for entry in claim.fetches:
-                entry.users += 1
-                claim.copies.append(_Copy(entry, ByteRange(entry.start, entry.start), _NO_BYTES))
-                self.surplus += entry.nbytes
+                    # In use at once: the next entry of this claim may replace unused ones.
+                    for entry in claim.fetches[num_fetches:]:
+                        entry.users += 1
+                        no_bytes = ByteRange(entry.start, entry.start)
+                        claim.copies.append(_Copy(entry, no_bytes, _NO_BYTES))
+                        self.surplus += entry.nbytes
         return claim
 
     def _entry(
