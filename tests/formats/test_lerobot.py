@@ -26,6 +26,7 @@ from tests.formats.format_cases.lerobot import CASES, row_frames
 from tests.kit.bags import png
 from tests.kit.datasets import encoded
 from tests.kit.lerobot_data import (
+    FPS,
     LISTED,
     ROWS,
     at,
@@ -620,7 +621,7 @@ def test_other_times_than_jitter_are_refused(
 ) -> None:
     with_video(root, COUNTS)
     rewrite(root / "data/chunk-000/file-000.parquet", column("timestamp", change))
-    with pytest.raises(SourceError, match=r"tolerance=.*--tolerance_s|overlaps|ascending"):
+    with pytest.raises(SourceError, match=r"tolerance=.*--tolerance_s|claim the same|ascending"):
         seqrecord.convert(open_source(root), root.parent / "i", in_place=in_place, workers=1)
 
 
@@ -700,13 +701,68 @@ def test_frames_of_no_episode_are_in_the_inventory(tmp_path: Path, version: str)
     assert len(video_of(open_source(root), 2)) == COUNTS[2]
 
 
-def test_an_episode_that_begins_in_the_frames_of_another(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("begins", "bad"),
+    [
+        ([0.0, 0.4, 0.8], [0, 1]),
+        ([0.0, 0.0, 0.8], [0, 1]),  # which is true?
+        ([0.0, 0.8, 0.5], [1, 2]),  # exchanged by a merge
+        ([0.8, 0.0, 0.9], [0, 2]),
+        ([0.0, 0.9, 0.8], [1, 2]),  # one inside of the other
+        ([0.0, 0.5, 0.2], [0, 1, 2]),
+        ([0.0, 0.5, 0.8], []),
+    ],
+)
+def test_of_two_episodes_that_claim_the_same_frames_both_are_bad(
+    root: Path, begins: list[float], bad: list[int]
+) -> None:
+    images = with_video(root, COUNTS)
+    rewrite(root / LISTED, column(BEGIN, lambda _: begins))
+    keys = [f"episode_{number:06d}" for number in range(3)]
+    bad_keys = [keys[number] for number in bad]
+    for number in bad:
+        error = refused(root, number)
+        assert "two episodes claim the same frames of a video" in error.message
+        assert str(error.got).split()[-1] in {*bad_keys} - {keys[number]}
+    options: dict[str, Any] = {"workers": 1, "skip_bad_episodes": True}
+    for in_place in (False, True) if len(bad) < 3 else ():
+        report = seqrecord.convert(
+            open_source(root), root.parent / f"{in_place}", in_place=in_place, **options
+        )
+        assert [episode.key for episode in report.bad] == bad_keys
+        with seqrecord.open(root.parent / f"{in_place}") as dataset:
+            for key, episode in dataset.episodes.items():
+                first_frame = round(begins[keys.index(key)] * FPS)
+                expected = images[first_frame : first_frame + len(episode)]
+                np.testing.assert_array_equal(episode[:][VIDEO], expected)
+    for number in bad:
+        with pytest.raises(SourceError, match="claim the same frames"):
+            seqrecord.SeqRecordPipe(root, clip_len=1, batch_size=1, episodes=[keys[number]])
+
+
+def test_rows_that_are_later_than_their_number_claim_frames_too(root: Path) -> None:
+    """By its listed length the first episode ends before the second one begins."""
     with_video(root, COUNTS)
-    rewrite(root / LISTED, column(BEGIN, at(1, 0.4)))
-    with pytest.raises(SourceError, match="overlaps with the next one in its video") as caught:
-        video_of(open_source(root), 0)
-    assert (caught.value.episode, caught.value.feature) == ("episode_000000", VIDEO)
-    assert caught.value.got == "5 rows to 0.400 s"
+    rewrite(root / ROWS, column("timestamp", at(4, 0.5)))
+    for number in (0, 1):
+        assert "two episodes claim the same frames" in refused(root, number).message
+    assert len(video_of(open_source(root), 2)) == COUNTS[2]
+
+
+def test_a_new_episode_that_claims_frames_of_an_indexed_one(root: Path) -> None:
+    with_video(root, COUNTS)
+    listed, rows = (pq.read_table(root / name) for name in (LISTED, ROWS))
+    rewrite(root / LISTED, lambda table: table.slice(0, 2))
+    rewrite(root / ROWS, lambda table: table.slice(0, 8))
+    totals = {"total_episodes": 2, "total_frames": 8}
+    edit_info(root, **totals, splits={})
+    with seqrecord.open(root) as dataset:
+        assert len(dataset.episodes) == 2
+    rewrite(root / LISTED, lambda _: column(BEGIN, at(2, 0.7))(listed))
+    rewrite(root / ROWS, lambda _: rows)
+    edit_info(root, total_episodes=3, total_frames=15)
+    with seqrecord.open(root, skip_bad_episodes=True) as dataset:
+        assert [*dataset.episodes] == ["episode_000000"]
 
 
 # --- depth ------------------------------------------------------------------------------------

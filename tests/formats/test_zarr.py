@@ -164,8 +164,13 @@ def test_a_broken_episode_is_refused_by_name(tmp_path: Path, sound: Path) -> Non
     cases: list[tuple[Callable[[Path], object], list[int], str]] = [
         (few, [2], r"ends before the episode; .*action; expected: at least 13 rows"),
         (no_blosc, [2], r"cannot read /data/img\[6:13\]; .*feature: img; got: .*Blosc"),
-        (_ends(4, 3, 9), [1, 2], "episode_ends are not ascending"),
+        (_ends(4, 3, 9), [0, 1, 2], "episode_ends are not ascending"),
         (_ends(-4, 3, 9), [0, 1], "episode_ends are not ascending"),
+        (
+            _ends(9, 6, 13),
+            [0, 1, 2],
+            "episode_ends are not ascending",
+        ),
         (_ends(4, 4, 9), [1], "episode_ends are not ascending"),
         (_ends(4, 6, 1 << 60), [2], "ends before the episode"),
         (_fills, [2], "episode too large; .*at most 268435456 frames"),

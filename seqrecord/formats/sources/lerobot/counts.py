@@ -6,9 +6,9 @@ and positions in videos.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from seqrecord.errors import SourceError
@@ -63,23 +63,43 @@ def frames_in_files(
     return counts
 
 
-def limits_in_videos(
-    episodes: Iterable[LeRobotEpisode], info: LeRobotInfo, name: str
-) -> dict[str, float]:
-    """Return the end time of each episode in its v3.0 video file: seconds by episode key.
-
-    The end is half a frame before the file's next episode. Last episodes of a file have no entry.
-    """
-    by_file: dict[str, list[tuple[float, str]]] = {}
+def episodes_by_video(
+    episodes: Iterable[LeRobotEpisode], name: str
+) -> dict[str, list[LeRobotEpisode]]:
+    """Return the episodes with frames of a video feature, by file."""
+    by_file: dict[str, list[LeRobotEpisode]] = {}
     for episode in episodes:
         if episode.error is None and episode.length:
-            video = episode.videos[name]
-            by_file.setdefault(video.file, []).append((video.begin, episode.key))
-    return {
-        place[1]: next_place[0] - 0.5 / info.fps
-        for places in by_file.values()
-        for place, next_place in pairwise(sorted(places))
-    }
+            by_file.setdefault(episode.videos[name].file, []).append(episode)
+    return by_file
+
+
+def listed_overlaps(episodes: Collection[LeRobotEpisode], info: LeRobotInfo) -> set[str]:
+    """Return the episodes that claim frames of another one by their listed places and lengths."""
+    step, keys = 1 / info.fps, set[str]()
+    for name in info.videos:
+        for members in episodes_by_video(episodes, name).values():
+            begins = ((episode, episode.videos[name].begin) for episode in members)
+            claims = {e.key: (begin, begin + (e.length - 1) * step) for e, begin in begins}
+            keys |= overlapping(claims, step).keys()
+    return keys
+
+
+def overlapping(claims: Mapping[str, tuple[float, float]], step: float) -> dict[str, str]:
+    """Return the episodes that claim frames of another one, each with such an episode.
+
+    `claims` are the times of each episode's first and last frame in one video file, in seconds;
+    frames are `step` seconds apart. Nothing tells which of two contradicting claims is true.
+    """
+    others: dict[str, str] = {}
+    last_end, last_key = -math.inf, ""
+    for key, (begin, end) in sorted(claims.items(), key=lambda claim: claim[1]):
+        if begin - step / 2 <= last_end:
+            others[key] = last_key
+            others.setdefault(last_key, key)
+        if end > last_end:
+            last_end, last_key = end, key
+    return others
 
 
 def _wrong_total(

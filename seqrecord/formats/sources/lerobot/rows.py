@@ -93,6 +93,15 @@ class EpisodeRows:
         with located(SourceError, file=str(file.path)):
             return file.rows_of(episode)[1]
 
+    def span(self, episode: LeRobotEpisode) -> tuple[float, float]:
+        """Return the lowest and the highest timestamp of an episode's rows, in seconds.
+
+        Of all its rows, whatever else is wrong with them. Raises `SourceError` if there are none.
+        """
+        file = self._in_file(episode)
+        with located(SourceError, file=str(file.path)):
+            return file.span_of(episode)
+
     def _in_file(self, episode: LeRobotEpisode) -> _Episodes:
         if episode.file not in self._episodes:
             path = self._root / episode.file
@@ -251,6 +260,15 @@ class _Episodes:
                 got=count,
             )
         return begin, times
+
+    def span_of(self, episode: LeRobotEpisode) -> tuple[float, float]:
+        """See `EpisodeRows.span`."""
+        begin, count = self._places.get(episode.index, (0, 0))
+        times = self._columns[2][begin : begin + count]
+        times = times[np.isfinite(times)]
+        if not len(times):
+            raise SourceError("episode without rows")
+        return float(times.min()), float(times.max())
 
 
 def image_bytes(path: Path, name: str, row: int) -> bytes:

@@ -22,7 +22,7 @@ from seqrecord.formats.sources.inventory import Account
 from seqrecord.formats.sources.lerobot.counts import (
     check_tasks,
     frames_in_files,
-    limits_in_videos,
+    listed_overlaps,
     wrong_totals,
 )
 from seqrecord.formats.sources.lerobot.language import (
@@ -191,8 +191,11 @@ class LeRobotSource(InPlace):
         tables = dict.fromkeys(episode.file for episode in episodes if episode.error is None)
         paths = (self.path / table for table in tables)
         files = external_files(self.path, filter(is_file, paths)).values()
+        # A new episode may claim frames of an earlier one, which is bad then too.
+        bad_keys = listed_overlaps(self._episodes.values(), self._info)
         facts = (
             *(self.schema().to_json(), [self._info_of(episode) for episode in episodes], episodes),
+            [episode.key for episode in episodes if episode.key in bad_keys],
             [self._texts(column) for column in self._numbered.values()],
             [(file.path, file.size, file.identity) for file in files],
         )
@@ -294,7 +297,8 @@ class LeRobotSource(InPlace):
             name: LeRobotVideos(
                 *(self.path, features[name], schema[name], self.tolerance),
                 fps=self._info.fps,
-                limits=limits_in_videos(episodes, self._info, name),
+                episodes=episodes,
+                span_of=self._rows.span,
                 in_place=self.in_place,
             )
             for name in schema

@@ -7,8 +7,7 @@ stores the scale in the feature's `info`. The packets are kept, and readers deco
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,13 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.common.specs import UnsupportedError
+from seqrecord.formats.sources.lerobot.counts import episodes_by_video, overlapping
 from seqrecord.formats.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
 from seqrecord.formats.sources.lerobot.pairing import have_frames, jitter_note, pair_in_order
 from seqrecord.formats.sources.video.files import VideoFile
 from seqrecord.formats.sources.video.streams import TOLERANCE, own_config, read_gops, video_spec
 from seqrecord.formats.sources.video.tables import PacketTable, read_references, read_table
+from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.remote import remote_files
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.tables.grids import nearest_frames
@@ -39,8 +40,8 @@ class LeRobotVideos:
     """The videos of one feature.
 
     The last file is left open, since the next episode is usually in it too. Without `tolerance`,
-    rows whose times jitter are paired with frames in order, see `pair_in_order`. `limits` are the
-    end times of episodes in their files, by key, see `limits_in_videos`.
+    rows whose times jitter are paired with frames in order, see `pair_in_order`. `episodes` are all
+    of the dataset, and `span_of` returns the first and last timestamp of an episode's rows.
     """
 
     def __init__(
@@ -51,13 +52,16 @@ class LeRobotVideos:
         tolerance: float | None,
         *,
         fps: float,
-        limits: Mapping[str, float],
+        episodes: Collection[LeRobotEpisode],
+        span_of: Callable[[LeRobotEpisode], tuple[float, float]],
         in_place: bool = False,
     ) -> None:
         self._root, self._spec, self._tolerance = root, spec, tolerance
         self._step = 1 / fps
         self._has_jitter = False
-        self._limits, self._reference = limits, in_place
+        self._episodes = episodes_by_video(episodes, spec.name)
+        self._span_of, self._reference = span_of, in_place
+        self._overlapping: Mapping[str, str] = {}  # episodes of the open file
         self._is_depth = feature.depth is not None
         self._file: VideoFile | None = None
         self._open_place = ""
@@ -138,14 +142,6 @@ class LeRobotVideos:
     ) -> tuple[VideoFile, float]:
         """Return an episode's open file, and the time of its first frame in the file."""
         place = episode.videos[self._spec.name]
-        end, limit = place.begin + times[-1], self._limits.get(episode.key, math.inf)
-        if end >= limit:
-            raise SourceError(
-                "the episode overlaps with the next one in its video",
-                file=str(self._root / place.file),
-                expected=f"rows from {place.begin:.3f} s to less than {limit:.3f} s",
-                got=f"{len(times)} rows to {end:.3f} s",
-            )
         if self._file is None or self._open_place != place.file:
             self._open_place = ""
             if self._file is not None:
@@ -158,8 +154,33 @@ class LeRobotVideos:
             self._gop_options = {"tolerance": tolerance, "config": config}
             self._ticks = None
             self._table = read_table(self._file) if self._reference else None
+            self._overlapping = overlapping(self._claims(place.file), self._step)
             self._open_place = place.file
+        if (key := self._overlapping.get(episode.key)) is not None:
+            raise SourceError(
+                "two episodes claim the same frames of a video, and nothing tells whose they are; "
+                "correct meta/episodes, or record both again",
+                file=str(self._root / place.file),
+                expected="frames of one episode",
+                got=f"{len(times)} rows from {place.begin:.3f} s to {place.begin + times[-1]:.3f} "
+                f"s, and rows of {key}",
+            )
         return self._file, place.begin
+
+    def _claims(self, file: str) -> dict[str, tuple[float, float]]:
+        """Return the times of the first and the last frame of each episode in a video file.
+
+        By its rows, or by its listed length without any, which its own reading refuses.
+        """
+        claims: dict[str, tuple[float, float]] = {}
+        members = self._episodes[file]
+        for episode in members if len(members) > 1 else ():
+            first, last = 0.0, (episode.length - 1) * self._step
+            with skipping_unreadable():
+                first, last = self._span_of(episode)
+            begin = episode.videos[self._spec.name].begin
+            claims[episode.key] = begin + first, begin + last
+        return claims
 
 
 def read_spec(feature: LeRobotFeature, path: Path, info: Path) -> FeatureSpec:

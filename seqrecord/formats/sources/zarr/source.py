@@ -336,16 +336,20 @@ def _episode_ends(group: Any, path: Path) -> npt.NDArray[np.int64]:
 
 
 def _bounds(ends: npt.NDArray[np.int64], number: object) -> tuple[int, int]:
-    """Return the episode's rows, half-open. Ends up to its own must be ascending."""
+    """Return the episode's rows, half-open.
+
+    Of two ends that contradict each other nothing tells which is wrong: both episodes are refused.
+    """
     if not isinstance(number, int) or not 0 <= number < len(ends):
         raise SourceError("no such episode")
     start, stop = int(ends[number - 1]) if number else 0, int(ends[number])
     highest = int(ends[:number].max(initial=0))
-    if start != highest or stop <= start:
+    lowest = int(ends[number + 1 :].min(initial=stop))
+    if start != highest or stop <= start or stop > lowest:
         raise SourceError(
             "episode_ends are not ascending",
-            expected=f"an end above {highest}",
-            got=f"{stop}, after {start}",
+            expected=f"an end above {highest}, and later ends of at least {stop}",
+            got=f"{stop}, after {start}" if lowest >= stop else f"a later end of {lowest}",
         )
     return start, stop
 
