@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -426,8 +427,10 @@ def test_again_computes_only_what_changed(records: Path) -> None:
     "change",
     [
         {"version": "2"},
-        {"keep": ["task"]},
+        {"features": ["image", "action"]},
+        {"arguments": {"x": 1}},
         {"clip_len": 2},
+        {"resize": (2, 3)},
     ],
 )
 def test_another_setting_is_no_current_value(records: Path, change: dict[str, Any]) -> None:
@@ -458,6 +461,333 @@ def test_other_statistics_change_normalized_values(tmp_path: Path) -> None:
     assert (state.changed, state.new) == (("a", "b"), ("c",))
     with pytest.raises(ClipError, match="into another folder"):
         derive(tmp_path / "records", twice, **options)
+
+
+# Results that are used again
+
+
+KEPT: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"keep": ["task", "action"]}),
+    ({"keep": ["task", "action"]}, {}),
+    ({"keep": ["task"]}, {"keep": ["action"], "vectors": {"action": Vector(pad_to=3)}}),
+    (
+        {"keep": ["action"], "windows": {"image": [0], "action": [-1]}, "pad": "edge"},
+        {"keep": ["action"], "windows": {"image": [0], "action": range(3)}, "pad": "after"},
+    ),
+    (
+        {"windows": {"image": [0, 1]}, "samples": {"episode": ["a", "c"], "start": [3, 1]}},
+        {
+            "windows": {"image": [0, 1], "task": [0, 2]},
+            "samples": {"episode": ["a", "c"], "start": [3, 1], "label": [1, 2]},
+            "keep": ["task"],
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), KEPT)
+def test_other_kept_features_compute_nothing(
+    records: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    """The result is that of a call into another folder."""
+    samples = {"samples": seqrecord.samples.every(2)} if "windows" in before else {}
+    derive(records, Encoder(), **{**samples, **before})
+    edit.set_metadata(records.parent / "latents", None, {"own": 1})
+    state = check(records, Encoder(), **{**samples, **after})
+    assert {*state.changed} == {*stored(records)}
+    encoder = Encoder()
+    report = derive(records, encoder, **{**samples, **after})
+    assert (encoder.calls, report.written) == ([], ())
+    assert check(records, Encoder(), **{**samples, **after}).is_current
+    again = {"features": ["image"], "batch_size": 4, **samples, **after}
+    seqrecord.derive(records, Encoder(), records.parent / "new", **again)
+    with (
+        seqrecord.open(records.parent / "latents") as used,
+        seqrecord.open(records.parent / "new") as new,
+    ):
+        assert {*map(str, used.features.values())} == {*map(str, new.features.values())}
+        for key, episode in new.episodes.items():
+            metadata = dict(used.episodes[key].metadata)
+            assert metadata.pop("own") == 1
+            assert metadata == dict(episode.metadata)
+            for row in range(len(episode)):
+                values = used.episodes[key][row]
+                assert {*values} == {*episode[row]}
+                for name, value in episode[row].items():
+                    np.testing.assert_array_equal(values[name], value, strict=True)
+    assert seqrecord.verify(records.parent / "latents").ok
+
+
+def test_another_kept_feature_of_a_changed_source(records: Path) -> None:
+    """Results of changed and new episodes alone are computed; renamed ones are used again."""
+    derive(records, Encoder(), keep=["task"])
+    edit.rename_episodes(records, {"b/z": "x"})
+    edit.trim_episodes(records, ["a"], slice(2, 10))
+    write_dataset(records, {"d": FRAMES["c"]}, mode="append")
+    encoder = Encoder()
+    report = derive(records, encoder, keep=["action"], batch_size=1)
+    assert sorted(report.written) == ["a", "d"]
+    assert sum(encoder.calls) == 8 + 5
+    expected = {"x": FRAMES["b/z"], "a": FRAMES["a"][2:10], "c": FRAMES["c"], "d": FRAMES["c"]}
+    found = stored(records)
+    assert found.keys() == expected.keys()
+    for key, frames in expected.items():
+        assert_latents(found[key], [frame["image"] for frame in frames])
+        actions = [frame["action"].tolist() for frame in found[key]]
+        assert actions == [frame["action"].tolist() for frame in frames]
+        assert all("task" not in frame for frame in found[key])
+
+
+def gray(frame: dict[str, Any]) -> dict[str, Any]:
+    return {**frame, "image": frame["image"] + np.uint8(frame.get("action", [0])[0])}
+
+
+CHANGED_INPUTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    # The first input has the same frames, the second one others.
+    (
+        {"windows": {"image": [0], "action": [0]}, "features": ["image", "action"]},
+        {"windows": {"image": [0], "action": [1]}, "features": ["image", "action"]},
+    ),
+    ({"windows": {"image": [0]}}, {"windows": {"image": [0]}, "squeeze_time": True}),
+    ({"samples": {"episode": ["a"], "start": [0]}}, {"windows": {"image": [0]}}),
+    # Equal frames one after another, in other samples.
+    (
+        {"samples": {"episode": ["a", "a"], "frames": [[0, 1], [2, 3]]}},
+        {"samples": {"episode": ["a"], "frames": [[0, 1, 2, 3]]}},
+    ),
+    # The function gets longer padding.
+    (
+        {"samples": {"episode": ["a", "a"], "frames": [[0], [2, 3]]}, "ragged": "pad"},
+        {"samples": {"episode": ["a", "a"], "frames": [[0], [2, 3, 3]]}, "ragged": "pad"},
+    ),
+    (
+        {"features": ["action"], "vectors": {"action": Vector(place=[0, 1], pad_to=3)}},
+        {"features": ["action"], "vectors": {"action": Vector(place=[1, 0], pad_to=3)}},
+    ),
+    (
+        {"features": ["gps"], "windows": {"gps": Latest([0], unknown="zeros")}},
+        {"features": ["gps"], "windows": {"gps": Latest([0], max_age=0, unknown="zeros")}},
+    ),
+    # A transform gets all features, also kept ones.
+    ({"frame_transform": gray, "keep": ["action"]}, {"frame_transform": gray, "keep": []}),
+    (
+        {"clip_len": 2, "clip_transform": seqrecord.CenterCrop(2)},
+        {"clip_len": 2, "clip_transform": seqrecord.CenterCrop(2), "keep": ["task"]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGED_INPUTS)
+def test_results_of_other_inputs_are_not_used(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    frames = {
+        key: [
+            {**frame, **({"gps": np.float64(i)} if i % 3 == 1 else {})}
+            for i, frame in enumerate(FRAMES[key])
+        ]
+        for key in LENGTHS
+    }
+    write_dataset(tmp_path / "records", frames)
+
+    def count(batch: dict[str, Any]) -> dict[str, Any]:
+        [values, *_] = batch.values()
+        return {"rows": np.arange(len(values))}
+
+    derive(tmp_path / "records", count, **before)
+    assert check(tmp_path / "records", count, **before).is_current
+    with pytest.raises(ClipError, match="no episode of the derived dataset is current"):
+        derive(tmp_path / "records", count, **after)
+    assert check(tmp_path / "records", count, **before).is_current
+
+
+def test_other_units_change_values(records: Path) -> None:
+    """Transforms and resizing decide by units and kinds."""
+    derive(records, Encoder(), features=["image"], keep=["action"])
+    edit.describe_features(records, units={"action": "m"})
+    encoder = Encoder()
+    derive(records, encoder, keep=["action"])
+    assert encoder.calls == []
+    edit.describe_features(records, kinds={"image": "segmentation"})
+    assert {*check(records, Encoder(), keep=["action"]).changed} == {*LENGTHS}
+    with pytest.raises(ClipError, match="another folder"):
+        derive(records, Encoder(), keep=["action"])
+
+
+def test_frames_of_kept_features_are_compared(tmp_path: Path) -> None:
+    """Their times are in another feature."""
+    frames = {
+        "a": [
+            {"image": np.full((4, 6, 3), i, np.uint8), "step": i, "time": i / 10} for i in range(9)
+        ]
+    }
+    features = {"time": {"kind": "timestamp", "unit": "s"}}
+    write_dataset(tmp_path / "records", frames, features=features)
+    windows = {"image": [0], "step": Seconds([0.2], timestamps="time", tolerance=1)}
+    options: dict[str, Any] = {"windows": windows, "keep": ["step"], "pad": "edge"}
+    derive(tmp_path / "records", Encoder(), **options)
+    times = [0.2 * i for i in range(9)]
+    edit.add_feature(
+        *(tmp_path / "records", "time", lambda _: np.array(times)),
+        kind="timestamp",
+        unit="s",
+        overwrite=True,
+    )
+    encoder = Encoder()
+    derive(tmp_path / "records", encoder, **options)
+    assert encoder.calls == []
+    steps = [frame["step"].tolist() for frame in stored(tmp_path / "records")["a"]]
+    assert steps == [[min(i + 1, 8)] for i in range(9)]
+
+
+def test_frames_that_only_a_kept_feature_lacked(tmp_path: Path) -> None:
+    frames = {
+        key: [
+            {"image": frame["image"], **({"gps": i} if i % 2 else {})}
+            for i, frame in enumerate(FRAMES[key])
+        ]
+        for key in LENGTHS
+    }
+    write_dataset(tmp_path / "records", frames)
+    derive(tmp_path / "records", Encoder(), keep=["gps"])
+    with pytest.raises(ClipError, match="no episode of the derived dataset is current"):
+        derive(tmp_path / "records", Encoder())
+
+
+def test_a_longer_list_changes_no_other_sample(records: Path) -> None:
+    def mean(batch: dict[str, Any]) -> dict[str, Any]:
+        calls.append(len(batch["image"]))
+        return {"mean": [image.float().mean() for image in batch["image"]]}
+
+    calls = list[int]()
+    frames = {"a": [[0, 1], [3]], "b/z": [[2, 8, 1], [4]], "c": [[0, 1, 2, 3, 4], [2]]}
+
+    def table(*keys: str) -> dict[str, Any]:
+        return {
+            "episode": [key for key in keys for _ in frames[key]],
+            "frames": [listed for key in keys for listed in frames[key]],
+        }
+
+    for keys in (["a"], ["a", "b/z"], ["a", "b/z", "c"]):
+        calls.clear()
+        report = derive(records, mean, samples=table(*keys), keep=["action"], batch_size=2)
+        assert report.written == (keys[-1],)
+        assert calls == [2]
+        found = stored(records)
+        assert [*found] == keys
+        width = max(len(listed) for key in keys for listed in frames[key])
+        for key in keys:
+            for row, listed in zip(found[key], sorted(frames[key], key=min), strict=True):
+                assert row["source_frames"].tolist() == listed + [-1] * (width - len(listed))
+                assert row["action"][:, 0].tolist() == listed
+                images = [FRAMES[key][number]["image"] for number in listed]
+                assert row["mean"] == pytest.approx(np.mean(images), rel=1e-5)
+    calls.clear()
+    assert derive(records, mean, samples=table("a", "b/z"), keep=["action"]).written == ()
+    assert ([*stored(records)], calls) == (["a", "b/z"], [])
+
+
+def test_episodes_that_wait_for_new_values_are_not_current(records: Path) -> None:
+    """An error leaves them with results of before and without features beside them."""
+    tables = [{"episode": ["a", "c"], "start": [n, 1]} for n in (3, 4)]
+    options: dict[str, Any] = {"windows": {"image": [0], "action": [0, 1]}, "keep": ["action"]}
+    derive(records, Encoder(), samples=tables[0], **options)
+    expected = stored(records)
+
+    def failing(batch: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("out of luck")
+
+    failing.__module__, failing.__qualname__ = Encoder.__module__, Encoder.__qualname__
+    others = {**options, "windows": {"image": [0], "action": [0]}}
+    with pytest.raises(ClipError, match="out of luck"):
+        derive(records, failing, samples=tables[1], **others)
+    assert stored(records)["c"][0]["action"].shape == (1, 2)
+    assert check(records, Encoder(), samples=tables[0], **options).current == ()
+    encoder = Encoder()
+    derive(records, encoder, samples=tables[0], **options)
+    assert encoder.calls == []
+    assert sorted_values(stored(records)) == sorted_values(expected)
+
+
+def test_a_selection_cannot_change_other_episodes(records: Path) -> None:
+    derive(records, Encoder())
+    with pytest.raises(ClipError, match="derive all episodes") as caught:
+        derive(records, Encoder(), episodes=["a"], keep=["task"])
+    assert caught.value.episode in ("b/z", "c")
+    assert check(records, Encoder()).is_current
+
+
+def test_a_kept_feature_under_the_name_of_a_result(records: Path) -> None:
+    derive(records, Encoder("action"))
+    with pytest.raises(ClipError, match="under the name of another one"):
+        derive(records, Encoder("action"), keep=["action"])
+    assert check(records, Encoder("action")).is_current
+
+
+def as_earlier(path: Path) -> None:
+    """Leave out what earlier versions of the package did not store."""
+
+    def entry(metadata: dict[str, Any]) -> dict[str, Any]:
+        earlier = dict(metadata["derived_from"])
+        earlier.pop("windows", None)
+        earlier.pop("columns", None)
+        return {**metadata, "derived_from": earlier}
+
+    with seqrecord.open(path) as dataset:
+        entries = {key: entry(dict(e.metadata)) for key, e in dataset.episodes.items()}
+        masks = [name for name in dataset.features if name.endswith("_is_pad")]
+    for key, metadata in entries.items():
+        edit.set_metadata(path, [key], metadata)
+    if masks:
+        edit.drop_features(path, masks)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keep": ["task"]},
+        {"keep": ["action"], "windows": {"image": [0], "action": range(3)}},
+        {"keep": ["action"], "windows": {"image": [0], "action": range(3)}, "pad": "edge"},
+    ],
+)
+def test_a_dataset_of_an_earlier_version_is_continued(
+    records: Path, options: dict[str, Any]
+) -> None:
+    """Without calls for its episodes; it gets the masks that it lacks."""
+    derive(records, Encoder(), **options)
+    expected = stored(records)
+    as_earlier(records.parent / "latents")
+    is_padded = "pad" in options
+    assert check(records, Encoder(), **options).is_current == (not is_padded)
+    write_dataset(records, {"d": FRAMES["c"]}, mode="append")
+    encoder = Encoder()
+    assert derive(records, encoder, **{"batch_size": 1, **options}).written == ("d",)
+    assert sum(encoder.calls) == (3 if "windows" in options and not is_padded else 5)
+    found = stored(records)
+    assert len(found.pop("d")) == sum(encoder.calls)
+    assert sorted_values(found) == sorted_values(expected)
+    # Which results have which inputs is not known.
+    as_earlier(records.parent / "latents")
+    with pytest.raises(ClipError, match="derive into another folder"):
+        derive(records, Encoder(), **{**options, "keep": ["task", "action"]})
+
+
+def test_lists_of_an_earlier_version_are_refused(records: Path) -> None:
+    def count(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"count": [len(image) for image in batch["image"]]}
+
+    table = {"episode": ["a", "a"], "frames": [[0, 1, 2], [5]]}
+    derive(records, count, samples=table)
+    entry = seqrecord.open(records.parent / "latents").episodes["a"].metadata["derived_from"]
+    rows = hashlib.sha256(np.array([[0, 1, 2], [5, -1, -1]], "<i8").tobytes()).hexdigest()
+    metadata = {"derived_from": {**entry, "rows": rows}}
+    edit.set_metadata(records.parent / "latents", None, metadata)
+    as_earlier(records.parent / "latents")
+    with pytest.raises(ClipError, match="derive into another folder"):
+        derive(records, count, samples=table)
+
+
+# Other tables and selections
 
 
 def test_another_table_changes_its_episodes_alone(records: Path) -> None:
@@ -699,6 +1029,10 @@ def test_a_continued_call_has_the_samples_of_a_whole_one(
             assert row["first"] == row.get("source_frames", [1])[0]
 
 
+def sorted_values(frames: dict[str, list[dict[str, Any]]]) -> list[str]:
+    return [repr(sorted(row.items())) for rows in frames.values() for row in rows]
+
+
 def plain(frames: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
     return {
         key: [{name: value.tolist() for name, value in frame.items()} for frame in rows]
@@ -731,6 +1065,40 @@ def test_a_kill_in_an_update_loses_no_value(tmp_path: Path) -> None:
             assert {key: len(e) for key, e in dataset.episodes.items()} == {"b/z": 9, "a": 7}
             images = [frame["image"] for frame in FRAMES["a"][:7]]
             assert_latents([dataset.episodes["a"][i] for i in range(7)], images)
+        assert seqrecord.verify(folder).ok
+        shutil.rmtree(folder)
+        if not is_killed:
+            break
+    assert at > 10
+
+
+@pytest.mark.slow
+def test_a_kill_with_another_kept_feature_computes_nothing_twice(tmp_path: Path) -> None:
+    """Readers see the features of before or of after; results stay."""
+    write_dataset(tmp_path / "records", FRAMES, fps=10.0)
+    derive(tmp_path / "records", Encoder(), keep=["task"])
+    before = tmp_path / "latents"
+    write_dataset(tmp_path / "records", {"d": FRAMES["c"]}, mode="append", fps=10.0)
+    for at in range(1, 1000):
+        folder, encoder = tmp_path / str(at), Encoder()
+        shutil.copytree(before, folder)
+
+        def work(folder: Path = folder, encoder: Encoder = encoder) -> None:
+            arguments: dict[str, Any] = {"features": ["image"], "keep": ["action"]}
+            seqrecord.derive(tmp_path / "records", encoder, folder, batch_size=1, **arguments)
+
+        is_killed = killed_at(at, work)
+        with seqrecord.open(folder) as dataset:
+            names = {*dataset.features}
+            assert names in ({"task", "latent"}, {"action", "latent"})
+            assert {*dataset.episodes} in ({*LENGTHS}, {*LENGTHS, "d"})
+        work()
+        assert sum(encoder.calls) <= 5
+        with seqrecord.open(folder) as dataset:
+            for key, frames in {**FRAMES, "d": FRAMES["c"]}.items():
+                rows = [dataset.episodes[key][i] for i in range(len(frames))]
+                assert_latents(rows, [frame["image"] for frame in frames])
+                assert [row["action"][0] for row in rows] == [*range(len(frames))]
         assert seqrecord.verify(folder).ok
         shutil.rmtree(folder)
         if not is_killed:

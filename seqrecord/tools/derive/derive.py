@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-from seqrecord.errors import ClipError, NotFoundError, SeqRecordError
+from seqrecord.errors import ClipError, NotFoundError, SchemaError, SeqRecordError
 from seqrecord.formats.converting.convert import ConvertReport, convert
 from seqrecord.formats.converting.convert_jobs import Meter
 from seqrecord.formats.converting.dictionary_copies import discard_texts, recover_texts
@@ -32,6 +32,7 @@ from seqrecord.store.text import repr_of
 from seqrecord.store.units import Progress, check_integer
 from seqrecord.store.writing.destination import RESUME
 from seqrecord.store.writing.stored_schema import Codecs
+from seqrecord.tools.derive.column_update import ColumnUpdate
 from seqrecord.tools.derive.derived_source import DerivedSource, DeriveFunction
 from seqrecord.tools.derive.provenance import Derivation, Settings, is_per_frame
 from seqrecord.tools.derive.ranks import RankWorkers, follow, lead, rank_group
@@ -90,7 +91,8 @@ def derive(
 
     The function runs in this process. After an error or a kill, the same call continues. If the
     source has changed, the same call computes the values of changed and new episodes only; see
-    `check_derived`.
+    `check_derived`. A call with other features in `keep`, or other windows of these, replaces the
+    features beside the results in one commit, and calls no function while its inputs are equal.
 
     Args:
         dataset: the source: location or dataset.
@@ -127,7 +129,8 @@ def derive(
             that change from epoch to epoch are refused.
 
     Raises `ClipError` for results that are not one value per row, names of batches' columns, and
-    errors of the function, with episode and frame; and the errors of `convert`.
+    errors of the function, with episode and frame; `ConflictError` if another writer commits
+    meanwhile; and the errors of `convert`.
 
     Example:
         def brightness(batch):
@@ -175,7 +178,8 @@ def derive(
             with _naming_remedy():
                 _check_destination(source, place)
                 write_values_of_texts()
-            _update(source, destination, storage_options)
+            _update_columns(source, place, codecs, max_file_size)
+            _update(source, place)
             with _naming_remedy():
                 return convert(
                     source,
@@ -206,9 +210,12 @@ def derive(
 
 @contextmanager
 def _naming_remedy() -> Iterator[None]:
-    """Name this function in errors of `convert` that recommend a resume."""
+    """Name this function in errors of `convert` that recommend a resume or refuse features."""
     try:
         yield
+    except SchemaError as error:  # for example of an interrupted call that kept others
+        error.message += "; derive into another folder"
+        raise
     except SeqRecordError as error:
         error.message = error.message.replace(RESUME, "call derive again, which continues")
         raise
@@ -246,10 +253,8 @@ def check_derived(
         source = DerivedSource(
             source_dataset, function, [*features], [*keep], options, single, settings
         )
-        state, place = (
-            _compare(source, destination, storage_options),
-            _Place(destination, storage_options),
-        )
+        place = _Place(destination, storage_options)
+        state = _compare(source, destination, storage_options)
         lacking = {
             texts.dictionary.name: _lacking_texts(source, texts, place)
             for texts in text_sources(per_text, version)
@@ -389,7 +394,25 @@ def _existing(
         return None
 
 
-def _compare_with(source: DerivedSource, target: Dataset) -> Derivation:
+@dataclass(frozen=True)
+class _Comparison:
+    """A derived dataset compared with its source.
+
+    Attributes:
+        state: the result of `check_derived`.
+        entries: the entries of the derived dataset, by its keys.
+        reusable: numbers of the source's episodes whose results are stored, by these keys, also of
+            current ones.
+        missing: keys of the source's episodes whose results are not stored, in order.
+    """
+
+    state: Derivation
+    entries: Mapping[str, Mapping[str, Any]]
+    reusable: Mapping[str, int]
+    missing: Sequence[str]
+
+
+def _compare_with(source: DerivedSource, target: Dataset) -> _Comparison:
     """Compare a derived dataset with its source."""
     entries = _entries(target)
     by_uid = {str(entry["uid"]): key for key, entry in entries.items() if "uid" in entry}
@@ -397,13 +420,22 @@ def _compare_with(source: DerivedSource, target: Dataset) -> Derivation:
     uids = {key: index.uid(number) for key, number in source.numbers.items()}
     of_others = {by_uid[uid] for uid in by_uid.keys() & uids.values()}
     current, changed, new, renamed = list[str](), list[str](), list[str](), dict[str, str]()
+    reusable, missing = dict[str, int](), list[str]()
     for key, number in source.numbers.items():
         # A new episode may have the former key of a renamed one.
         stored_key = by_uid.get(uids[key], None if key in of_others else key)
         if stored_key is None or stored_key not in target.episodes:
             new.append(key)
-        elif not source.is_current(number, entries.get(stored_key), target.url):
+            missing.append(key)
+            continue
+        entry = entries[stored_key]
+        if len(target.episodes[stored_key]) == source.num_rows(number) and source.has_results(
+            number, entry, target
+        ):
+            reusable[stored_key] = number
+        if not source.is_current(number, entry, target):
             changed.append(stored_key)
+            missing += [] if stored_key in reusable else [key]
         elif stored_key == key:
             current.append(key)
         else:
@@ -416,7 +448,8 @@ def _compare_with(source: DerivedSource, target: Dataset) -> Derivation:
             if entry.get("uid") in index.positions_by_uid or key in index.positions
         }
     gone = tuple(filterfalse(handled.__contains__, target.episodes))
-    return Derivation(tuple(current), tuple(dict.fromkeys(changed)), tuple(new), gone, renamed)
+    state = Derivation(tuple(current), tuple(dict.fromkeys(changed)), tuple(new), gone, renamed)
+    return _Comparison(state, entries, reusable, missing)
 
 
 def _entries(target: Dataset) -> dict[str, dict[str, Any]]:
@@ -441,21 +474,36 @@ def _compare(
     storage_options: Mapping[str, Any] | None,
 ) -> Derivation:
     with open_dataset(destination, storage_options=storage_options) as target:
-        return _compare_with(source, target)
+        return _compare_with(source, target).state
 
 
-def _update(
-    source: DerivedSource,
-    destination: str | PathLike[str],
-    storage_options: Mapping[str, Any] | None,
+def _update_columns(
+    source: DerivedSource, place: _Place, codecs: Codecs | None, max_file_size: int | str | None
 ) -> None:
+    """Replace the features beside the results of an existing dataset, where they differ."""
+    target = _existing(place.destination, place.storage_options)
+    if target is None:
+        return
+    with target:
+        comparison = _compare_with(source, target)
+        state = comparison.state
+        update = ColumnUpdate(source, target, comparison.entries, comparison.reusable)
+        if update.is_needed(state.changed, writes=bool(comparison.missing)):
+            update.check_others([*state.changed, *state.gone])
+            update.commit(place.destination, place.storage_options, codecs, max_file_size)
+
+
+def _update(source: DerivedSource, place: _Place) -> None:
     """Rename episodes of an existing dataset, and choose those that new ones will replace."""
-    source.replaced, source.stored_schema = (), None
+    destination, storage_options = place.destination, place.storage_options
+    source.replaced, source.stored_schema, source.first_key = (), None, None
     target = _existing(destination, storage_options)
     if target is None:
         return
     with target:
-        state = _compare_with(source, target)
+        comparison = _compare_with(source, target)
+        state = comparison.state
+        source.first_key = next(iter(comparison.missing), None)
         if not (state.changed or state.new):
             source.stored_schema = target.features
         if state.changed or state.gone:

@@ -14,6 +14,7 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -23,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError, SeqRecordError
-from seqrecord.loader.clips.frames import ClipKeys
+from seqrecord.loader.clips.frames import ClipFrames, ClipKeys
 from seqrecord.loader.pipes.columns import FRAMES_IS_PAD, IS_PAD
 from seqrecord.loader.pipes.loaders import SeqRecordPipe
 from seqrecord.loader.pipes.make_view import make_view
@@ -39,7 +40,15 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.derivations import DERIVED_FROM
 from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.store.tables.grids import IntArray
-from seqrecord.tools.derive.provenance import Settings, compared, entry_of, has_equal_frames
+from seqrecord.tools.derive.provenance import (
+    Settings,
+    columns_in,
+    compared,
+    entry_of,
+    has_equal_facts,
+    has_equal_frames,
+    has_equal_results,
+)
 from seqrecord.tools.derive.results import Column, columns_of, rows_of, spec_of
 
 DeriveFunction: TypeAlias = Callable[..., Mapping[str, Any]]
@@ -48,8 +57,9 @@ DeriveFunction: TypeAlias = Callable[..., Mapping[str, Any]]
 SOURCE_START = "source_start"
 SOURCE_FRAMES = "source_frames"
 
-_OF_FEATURES = ("camera", "columns", "files")  # metadata about features of the source
+OF_FEATURES = ("camera", "columns", "files")  # metadata about features of the source
 _OF_BATCHES = ("episode", "start", "dataset", "metadata")  # columns of batches
+_DIGEST_DIGITS = 32  # 128 bits, one for each feature of each episode
 _OF_STEPS = {"dilation": "dilation", "reverse": "reversed"}  # … for columns of samples
 
 
@@ -69,6 +79,7 @@ class DerivedSource:
         dictionaries: values of texts that are stored beside.
         replaced: episodes of the destination, by key, that the commit deletes.
         stored_schema: features of the destination, if it has the values of all episodes.
+        first_key: the first episode of which values are computed; `None`: of all.
     """
 
     dataset: Dataset
@@ -82,8 +93,11 @@ class DerivedSource:
     dictionaries: Sequence[Dictionary] = ()
     replaced: Collection[str] = ()
     stored_schema: Schema | None = None
+    first_key: str | None = None
     format_name = "derived"
+    _has_results: bool = field(default=True, init=False)
     _stream: _Stream | None = field(default=None, init=False)
+    _known_facts: dict[int, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def per_frame(self) -> bool:
@@ -96,9 +110,14 @@ class DerivedSource:
         return self.options.episodes is not None or self.options.split is not None
 
     @cached_property
-    def inputs(self) -> Dataset:
-        """The source with the features that values depend on."""
+    def copied_inputs(self) -> Dataset:
+        """The source with the features that values depend on, and those in `keep`."""
         return self.dataset.select([*self.features, *self.keep])
+
+    @cached_property
+    def inputs(self) -> Dataset:
+        """The source with the inputs of the function."""
+        return self.dataset.select([*self.features])
 
     @cached_property
     def view(self) -> View:
@@ -120,6 +139,13 @@ class DerivedSource:
                 file=self.dataset.url,
                 expected="samples of epoch 0 in every epoch: a table, or functions that do not "
                 "depend on epoch and random numbers; integers as clip_len and repeat",
+            )
+        if missing_names := [n for n in (*self.features, *self.keep) if n not in view.batch_arrays]:
+            raise ClipError(
+                "transforms return no such input",
+                file=self.dataset.url,
+                feature=missing_names[0],
+                expected="the features of derive, and those in keep",
             )
         return view
 
@@ -143,6 +169,31 @@ class DerivedSource:
         return names
 
     @cached_property
+    def columns(self) -> list[str]:
+        """The features beside the function's results."""
+        of_samples: list[str] = []
+        if not self.per_frame:
+            of_samples = [SOURCE_START, SOURCE_FRAMES, *self.columns_of_table]
+        return [*self.keep, *self.kept_columns, *of_samples]
+
+    @property
+    def columns_of_table(self) -> list[str]:
+        """The columns of the table of samples, as batches have them."""
+        samples = self.view.samples.in_epoch(0).samples
+        return [*(_OF_STEPS[name] for name in samples.columns if name in _OF_STEPS), *samples.own]
+
+    def check_results(self, names: Collection[str]) -> None:
+        """Raise `ClipError` for results of the function under names of other values."""
+        for name in names:
+            if name in self.columns or name in _OF_BATCHES or name in self.reserved_names:
+                raise ClipError(
+                    "the function returns a value under the name of another one",
+                    feature=name,
+                    expected="another name",
+                    got=f"{name}, a column of batches, or a feature that is kept",
+                )
+
+    @cached_property
     def clips(self) -> ClipKeys:
         """All clips, in order."""
         table = self.view.samples.clips_in(0)
@@ -159,18 +210,39 @@ class DerivedSource:
         index = self.dataset.contents.index
         return {index.key(number): number for number in np.unique(self.episode_of_clips).tolist()}
 
-    def is_current(self, number: int, entry: Mapping[str, Any] | None, url: str) -> bool:
+    def is_current(self, number: int, entry: Mapping[str, Any], target: Dataset) -> bool:
         """Whether an episode's stored values are those of the present source and function."""
-        if entry is None:
-            return False
-        if any(entry.get(name) != value for name, value in self._facts(number).items()):
-            return False
-        return has_equal_frames(entry, self.inputs, number, url)
+        stored_columns = columns_in(entry, self.columns, target.features)
+        is_equal = stored_columns == self.columns and has_equal_facts(entry, self._facts(number))
+        return is_equal and has_equal_frames(entry, self.copied_inputs, number, target.url)
+
+    def has_results(self, number: int, entry: Mapping[str, Any], target: Dataset) -> bool:
+        """Whether an episode's stored results are those of the present inputs and function.
+
+        The features beside them may be others. A transform makes the inputs of all features, so
+        with one all facts must be equal.
+        """
+        facts, options = self._facts(number), self.options
+        has_transform = options.frame_transform is not None or options.clip_transform is not None
+        if not has_transform and has_equal_results(entry, facts, self.features):
+            return has_equal_frames(entry, self.inputs, number, target.url)
+        is_equal = has_equal_facts(entry, facts)
+        return is_equal and has_equal_frames(entry, self.copied_inputs, number, target.url)
 
     def _facts(self, number: int) -> dict[str, Any]:
         """Return what an episode's values depend on, beside its frames."""
-        rows = self._digest_of_rows(number)
-        return compared(self.settings, self.features, rows, self._digest_of_normalizations)
+        if number not in self._known_facts:
+            names = (*self.features, *self.keep)
+            bounds = np.searchsorted(self.episode_of_clips, [number, number + 1])
+            clips = self.clips.take(slice(*bounds.tolist()))
+            self._known_facts[number] = compared(
+                self.settings,
+                self.features,
+                None if self.per_frame else self._digest_of_rows(clips),
+                self._digest_of_normalizations,
+                {name: self._digest_of_window(name, number, clips) for name in names},
+            )
+        return self._known_facts[number]
 
     @cached_property
     def _digest_of_normalizations(self) -> str | None:
@@ -179,14 +251,13 @@ class DerivedSource:
         text = json.dumps(normalizations, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest() if normalizations else None
 
-    def _digest_of_rows(self, number: int) -> str | None:
+    def _digest_of_rows(self, clips: ClipKeys) -> str:
         """Return a digest of an episode's samples: their frames, and columns of the table."""
-        if self.per_frame:
-            return None
-        bounds = np.searchsorted(self.episode_of_clips, [number, number + 1])
-        clips = self.clips.take(slice(*bounds.tolist()))
         frames = self.frames_of(clips, has_padding=False)
-        digest = hashlib.sha256(frames.astype("<i8").tobytes())
+        digest = hashlib.sha256()
+        if self.options.lists_frames:
+            frames = self._of_lists(digest, frames)
+        digest.update(frames.astype("<i8").tobytes())
         samples = self.view.samples.in_epoch(0).samples
         for name in samples.columns:
             values = samples.values(name, clips)
@@ -194,15 +265,59 @@ class DerivedSource:
             digest.update(json.dumps([name, plain]).encode())
         return digest.hexdigest()
 
+    def _digest_of_window(self, name: str, number: int, clips: ClipKeys) -> str:
+        """Return a digest of a feature's values in an episode's samples, beside its pages: which
+        frames these are, and the form that they have in batches.
+        """
+        view, spec = self.view, self.dataset.features[name]
+        form, contents = view.batch_arrays[name], self.dataset.contents
+        facts: dict[str, Any] = {
+            "form": [str(form.dtype), form.shape, form.value, name in self.single],
+            "arguments": self.settings.form_of(name),
+            "normalization": view.normalizations.get(contents.stored_name(name)),
+            "declared": [spec.kind, spec.unit],  # by which `resize` and transforms decide
+        }
+        if self.options.clip_transform is not None:  # which gets columns, and cameras for crops
+            metadata = contents.index.episode_metadata(number)
+            facts["metadata"] = [metadata.get(entry) for entry in ("camera", *view.metadata)]
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        window = self._clip_frames.find(name, clips)
+        frames = self._clip_frames.stored_frames(clips.episode[:, None], window.frames)[1]
+        if self.options.lists_frames:
+            frames = self._of_lists(digest, np.where(window.is_pad, -1, frames))
+        else:
+            digest.update(np.array(frames.shape, "<i8").tobytes())
+            digest.update(np.packbits(window.is_pad).tobytes())
+        digest.update(frames.astype("<i8").tobytes())
+        if window.age is not None:
+            digest.update(window.age.astype("<i8").tobytes())
+        return digest.hexdigest()[:_DIGEST_DIGITS]
+
+    def _of_lists(self, digest: Any, frames: IntArray) -> IntArray:
+        """Return the frames of lists, int64 [n], after an update of the digest by their lengths.
+
+        -1 follows a shorter list. Another sample of the table may have a longer one, which changes
+        these only with `ragged="pad"`.
+        """
+        width = frames.shape[1] if self.options.ragged == "pad" else 0
+        lengths = (frames >= 0).sum(axis=1)
+        digest.update(np.array([width, *lengths.tolist()], "<i8").tobytes())
+        listed_frames: IntArray = frames[frames >= 0]
+        return listed_frames
+
+    @cached_property
+    def _clip_frames(self) -> ClipFrames:
+        """The frames of each feature in the samples."""
+        return self.view.frames(0)
+
     def frames_of(self, clips: ClipKeys, *, has_padding: bool) -> IntArray:
         """Return the frames of the first input in clips, int64 [n, T].
 
         A shorter list of frames is followed by its last frame where the input `has_padding`, else
         by -1.
         """
-        clip_frames = self.view.frames(0)
-        window = clip_frames.find(self.features[0], clips)
-        frames = clip_frames.stored_frames(clips.episode[:, None], window.frames)[1]
+        window = self._clip_frames.find(self.features[0], clips)
+        frames = self._clip_frames.stored_frames(clips.episode[:, None], window.frames)[1]
         if has_padding or not self.options.lists_frames:
             return frames
         return np.where(window.is_pad, -1, frames)
@@ -212,7 +327,7 @@ class DerivedSource:
         if self.stored_schema is not None:
             known_specs = self.stored_schema.values()
             return Schema([replace(spec, codec=(), group=0, added=None) for spec in known_specs])
-        stream = self._open(next(iter(self.numbers)))
+        stream = self._open(self.first_key or next(iter(self.numbers)))
         columns = stream.peek()
         specs = {name: self._kept_spec(name, columns[name]) for name in self.keep}
         for name, column in columns.items():
@@ -231,6 +346,17 @@ class DerivedSource:
             return replace(spec, dtype=dtype, shape=shape, stored_shape=None)
         return FeatureSpec(name, dtype, shape)
 
+    def num_rows(self, number: int) -> int:
+        """Return the frames of an episode in the result: those of the source, or its samples."""
+        if self.per_frame:
+            return int(self.dataset.contents.index.num_frames[number])
+        return self.num_clips(number)
+
+    def num_clips(self, number: int) -> int:
+        """Return the samples of an episode, or its frames with all inputs."""
+        first, end = np.searchsorted(self.episode_of_clips, [number, number + 1]).tolist()
+        return int(end - first)
+
     def episodes(self) -> Sequence[EpisodeInfo]:
         """Return the episodes that have clips, in the dataset's order."""
         return self._infos
@@ -238,12 +364,10 @@ class DerivedSource:
     @cached_property
     def _infos(self) -> list[EpisodeInfo]:
         contents = self.dataset.contents
-        counts = np.bincount(self.episode_of_clips, minlength=len(contents.index.num_frames))
         split_of = {key: name for name, keys in self.dataset.splits.items() for key in keys}
         infos = []
         for key, number in self.numbers.items():
-            frames = int(contents.index.num_frames[number]) if self.per_frame else counts[number]
-            entry = entry_of(self.inputs, number, self._facts(number))
+            entry = entry_of(self.copied_inputs, number, self._facts(number), self.columns)
             fps = float(contents.index.fps[number]) or None
             metadata = contents.index.episode_metadata(number)
             metadata = _of_features(metadata, contents, self._copies)
@@ -252,7 +376,7 @@ class DerivedSource:
             infos.append(
                 EpisodeInfo(
                     key,
-                    int(frames),
+                    self.num_rows(number),
                     {**metadata, DERIVED_FROM: entry},
                     fps=fps if self.per_frame else None,
                     split=split_of.get(key),
@@ -299,6 +423,17 @@ class DerivedSource:
         if self.per_frame:
             yield from _empty(info.num_frames - next_frame)
 
+    @contextmanager
+    def without_results(self) -> Iterator[None]:
+        """Yield the features beside the results in this block, without calls of the function."""
+        self.close()
+        self._has_results = False
+        try:
+            yield
+        finally:
+            self.close()
+            self._has_results = True
+
     def close(self) -> None:
         """Stop reading."""
         if self._stream is not None:
@@ -309,7 +444,7 @@ class DerivedSource:
         """Return a stream that is at the beginning of an episode."""
         if self._stream is None or self._stream.key != key:
             self.close()
-            self._stream = _Stream(self, key)
+            self._stream = _Stream(self, key, has_results=self._has_results)
         return self._stream
 
 
@@ -325,8 +460,8 @@ def _of_features(
     metadata: Mapping[str, Any], contents: Contents, names: Collection[str]
 ) -> dict[str, Any]:
     """Return an episode's metadata; entries about features keep only these names."""
-    parts = {n: value for n, value in metadata.items() if n not in _OF_FEATURES}
-    for entry in _OF_FEATURES:
+    parts = {n: value for n, value in metadata.items() if n not in OF_FEATURES}
+    for entry in OF_FEATURES:
         values = metadata.get(entry)
         if not isinstance(values, Mapping):
             continue
@@ -372,12 +507,17 @@ def _texts_of_starts(values: Any) -> Any:
 class _Stream:
     """Results of batches, in order; `key` is the episode of the next row, `None` at the end.
 
-    A stream that begins at a later episode has the same batches as a stream of all episodes.
+    A stream that begins at a later episode has the same batches as a stream of all episodes. Unless
+    it `has_results`, it calls no function, and has the features beside the results.
     """
 
-    def __init__(self, source: DerivedSource, key: str) -> None:
+    def __init__(self, source: DerivedSource, key: str, *, has_results: bool) -> None:
         self.key: str | None = key
-        self._source = source
+        self._later_keys = iter([*source.numbers])
+        for earlier_key in self._later_keys:
+            if earlier_key == key:
+                break
+        self._source, self._has_results = source, has_results
         # Not a loader of the remaining episodes: functions of samples would get another table, and
         # `ragged="pad"` another size
         # (tests/tools/test_derive.py::test_a_continued_call_has_the_samples_of_a_whole_one).
@@ -412,18 +552,17 @@ class _Stream:
 
     def episode(self, key: str) -> Iterator[tuple[npt.NDArray[np.int64], dict[str, Column]]]:
         """Take the rows of the next episode: starts, int64 [n], and values by feature."""
-        while self.key == key:
+        num_remaining = self._source.num_clips(self._source.numbers[key])
+        while num_remaining:  # not until another key comes, for which the function would be called
             if not self._keys:
                 self._next()
-            count = next((i for i, k in enumerate(self._keys) if k != key), len(self._keys))
-            if count:
-                columns = {n: rows_of(c, 0, count) for n, c in self._columns.items()}
-                starts = self._starts[:count]
-                self._drop(count)
-                yield starts, columns
-            if not self._keys:
-                self._next()
-            self.key = self._keys[0] if self._keys else None
+            count = min(num_remaining, len(self._keys))
+            columns = {n: rows_of(c, 0, count) for n, c in self._columns.items()}
+            starts = self._starts[:count]
+            self._drop(count)
+            num_remaining -= count
+            yield starts, columns
+        self.key = next(self._later_keys, None)
 
     def _drop(self, count: int) -> None:
         self._keys, self._starts = self._keys[count:], self._starts[count:]
@@ -436,16 +575,22 @@ class _Stream:
             return
         source, count = self._source, len(batch["episode"])
         self._keys, self._starts = batch["episode"], np.asarray(batch["start"].cpu(), np.int64)
-        if missing_names := [n for n in (*source.features, *source.keep) if n not in batch]:
-            raise ClipError(
-                "transforms return no such input",
-                file=source.dataset.url,
-                feature=missing_names[0],
-                expected="the features of derive, and those in keep",
-            )
         for name, spec in source.view.batch_arrays.items():
             if (spec.mask_of or name) in source.single:
                 batch[name] = _without_axis(batch[name])
+        columns = self._results(batch) if self._has_results else {}
+        others = {name: _texts_of_starts(batch[name]) for name in source.keep}
+        others |= {name: batch[name] for name in source.kept_columns}
+        if not source.per_frame:
+            others |= self._of_samples(batch)
+        source.check_results(columns)
+        self._columns = {**columns_of(others, count), **columns} if others else columns
+        self._drop(self._num_skipped)  # rows of the episode before, in the first batch
+        self._num_skipped = 0
+
+    def _results(self, batch: Mapping[str, Any]) -> dict[str, Column]:
+        """Call the function for a batch."""
+        source = self._source
         inputs = {name: batch[name] for name in source.features}
         try:
             with torch.no_grad():
@@ -459,32 +604,15 @@ class _Stream:
                 episode=self._keys[0],
                 frame=int(self._starts[0]),
             ) from error
-        columns = columns_of(results, count)
-        others = {name: _texts_of_starts(batch[name]) for name in source.keep}
-        others |= {name: batch[name] for name in source.kept_columns}
-        if not source.per_frame:
-            others |= self._of_samples(batch)
-        for name in columns:
-            if name in others or name in _OF_BATCHES or name in source.reserved_names:
-                raise ClipError(
-                    "the function returns a value under the name of another one",
-                    feature=name,
-                    expected="another name",
-                    got=f"{name}, a column of batches, or a feature that is kept",
-                )
-        self._columns = {**columns_of(others, count), **columns} if others else columns
-        self._drop(self._num_skipped)  # rows of the episode before, in the first batch
-        self._num_skipped = 0
+        return columns_of(results, len(self._keys))
 
     def _of_samples(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the columns of samples: their frames in the source, and the table's own."""
         source, count = self._source, len(batch["episode"])
         clips = source.clips.take(slice(self._next_clip, self._next_clip + count))
         self._next_clip += count
-        samples = source.view.samples.in_epoch(0).samples
-        steps = [_OF_STEPS[name] for name in samples.columns if name in _OF_STEPS]
         return {
             SOURCE_START: batch["start"],
             SOURCE_FRAMES: source.frames_of(clips, has_padding=source.options.ragged == "pad"),
-            **{name: batch[name] for name in (*steps, *samples.own)},
+            **{name: batch[name] for name in source.columns_of_table},
         }

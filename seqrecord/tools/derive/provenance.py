@@ -8,8 +8,15 @@ Each episode's metadata has an entry `derived_from`::
     clips                                               arguments that choose and prepare clips
     rows                                                digest of the samples, if `per` is "sample"
     normalized                                          digest of offsets and scales, if any
+    windows                                             digest of each input and kept feature in the
+                                                        samples: its frames, form and arguments
+    columns                                             features beside the function's results
     packages                                            versions, for information
     derived_from                                        the source's own entry, if it has one
+
+The results of a function depend on a part of them: the function, its version and arguments, and the
+pages and windows of its inputs. Where this part is equal, results are reused. Entries of earlier
+versions of this package lack `windows` and `columns`.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -32,6 +39,12 @@ _PACKAGES = ("torch", "numpy", "diffusers", "transformers")
 _MAX_TEXT = 200  # of an argument
 _NO_VALUES = ("samples", "frame_cache", "memory_limit", "engine", "episodes", "split", "device")
 """Arguments that change no value, or which rows there are: these are in a digest."""
+
+_OF_FRAMES = ("windows", "clip_len", "stride", "dilation", "pad")
+"""Arguments that decide which frames samples have: these are in the digests of windows."""
+
+_OF_RESULTS = ("per", "function", "version", "arguments", "features")
+"""Facts on which the results of a function depend, beside the frames of its inputs."""
 
 
 def _text_of(value: object) -> str:
@@ -65,9 +78,13 @@ def is_per_frame(clips: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of `derive` that decide values: JSON values."""
+    """The arguments of `derive` that decide values: JSON values.
+
+    `clips` are the arguments that choose and prepare clips, as given.
+    """
 
     values: Mapping[str, Any]
+    clips: Mapping[str, Any]
 
     @classmethod
     def of(
@@ -97,7 +114,8 @@ class Settings:
                     for name, value in sorted(clips.items())
                     if name not in _NO_VALUES and value is not None
                 },
-            }
+            },
+            clips,
         )
 
     @property
@@ -111,13 +129,27 @@ class Settings:
         """Whether values are per frame of the source, else per sample."""
         return bool(self.values["per"] == "frame")
 
+    def form_of(self, feature: str) -> dict[str, str]:
+        """Describe the arguments that decide the form of a feature's values: JSON values."""
+        values = {name: self.clips[name] for name in sorted(self.clips)}
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                values[name] = value.get(feature)
+        ignored = (*_NO_VALUES, *_OF_FRAMES)
+        return {
+            name: _text_of(value)
+            for name, value in values.items()
+            if name not in ignored and value is not None
+        }
+
 
 @dataclass(frozen=True)
 class Derivation:
     """State of a derived dataset, with keys of its episodes.
 
     `current` have the values of the source as it is; `changed` were computed from other frames or
-    samples, or with another function, version or arguments; `new` episodes of the source have no
+    samples, or with another function, version or arguments, or have copies of other features or
+    windows; `new` episodes of the source have no
     values, and `gone` ones are not in the source any more. `renamed` has old and new keys of
     episodes whose frames are the same. `new_texts` are texts without a value, by the name of the
     values.
@@ -136,24 +168,63 @@ class Derivation:
         return not (self.changed or self.new or self.gone or self.renamed or self.new_texts)
 
 
-def entry_of(inputs: Dataset, number: int, facts: Mapping[str, Any]) -> dict[str, Any]:
+def entry_of(
+    inputs: Dataset, number: int, facts: Mapping[str, Any], columns: Sequence[str]
+) -> dict[str, Any]:
     """Return an episode's entry; `inputs` are the source's features that values depend on.
 
-    `facts` is the result of `compared`.
+    `facts` is the result of `compared`, `columns` are the features beside the function's results.
     """
-    return {**episode_identity(inputs, number), **facts, "packages": package_versions()}
+    identity = episode_identity(inputs, number)
+    return {**identity, **facts, "columns": [*columns], "packages": package_versions()}
 
 
 def compared(
-    settings: Settings, features: Sequence[str], rows: str | None, normalized: str | None
+    settings: Settings,
+    features: Sequence[str],
+    rows: str | None,
+    normalized: str | None,
+    windows: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the part of an entry that must be equal for values to be current.
 
     `rows` is a digest of the episode's samples, if values are per sample; `normalized` of the
-    offsets and scales of features, if there are any.
+    offsets and scales of features, if there are any; `windows` of each feature in the samples.
     """
-    facts = {**settings.values, "features": [*features], "rows": rows}
+    facts = {**settings.values, "features": [*features], "rows": rows, "windows": windows}
     return facts if normalized is None else {**facts, "normalized": normalized}
+
+
+def columns_in(
+    entry: Mapping[str, Any], columns: Sequence[str], stored: Collection[str]
+) -> list[str]:
+    """Return the features beside the results of a stored episode.
+
+    Earlier versions of this package did not list them: then those of the present `columns` that the
+    derived dataset has, `stored`, which are all if nothing but masks is new.
+    """
+    listed = entry.get("columns")
+    return listed if isinstance(listed, list) else [n for n in columns if n in stored]
+
+
+def has_equal_facts(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether an entry has these facts. Windows count if the entry has any."""
+    return (
+        all(entry.get(name) == value for name, value in facts.items() if name != "windows")
+        and entry.get("windows", facts["windows"]) == facts["windows"]
+    )
+
+
+def has_equal_results(
+    entry: Mapping[str, Any], facts: Mapping[str, Any], features: Sequence[str]
+) -> bool:
+    """Whether the facts on which results depend are equal, beside the pages of the inputs."""
+    windows = entry.get("windows")
+    if not isinstance(windows, dict) or not isinstance(entry.get("columns"), list):
+        return False  # of an earlier version of this package, which did not tell them apart
+    return all(entry.get(name) == facts[name] for name in _OF_RESULTS) and all(
+        windows.get(name) == facts["windows"][name] for name in features
+    )
 
 
 def has_equal_frames(entry: Mapping[str, Any], inputs: Dataset, number: int, url: str) -> bool:

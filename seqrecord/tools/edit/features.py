@@ -11,7 +11,7 @@ import logging
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from operator import eq
@@ -25,7 +25,6 @@ from seqrecord.formats.sources.common.array_files import NPZ, NpyFile, npz_names
 from seqrecord.store.cameras.intrinsics import CAMERA_POSES
 from seqrecord.store.feature_kinds import check_kinds_and_units
 from seqrecord.store.format.edits import Edit, Features, Texts
-from seqrecord.store.format.footer import EpisodePart
 from seqrecord.store.format.time_spans import is_timestamp
 from seqrecord.store.reading.contents import Contents, Episodes
 from seqrecord.store.reading.dataset import Dataset
@@ -126,53 +125,28 @@ def add_feature(
                 file=storage.url,
                 feature=name,
             )
-        _check_room(manifest.schema, storage.url, name)
         episodes = Episodes(Contents.of(storage, manifest, dataset.index))
-        # Read now: two commits of other writers would remove the file.
-        statistics = stored_statistics(storage, manifest)
         requested_spec = (
             _inferred(episodes, name, values) if spec is None else replace(spec, name=name)
         )
         requested = Schema([replace(requested_spec, group=0)])
         kinds, units = ({} if entry is None else {name: entry} for entry in (kind, unit))
-        [new_spec] = stored_schema(
+        new_features = stored_schema(
             requested,
             {name: codec} if isinstance(codec, str) else codec,
             None,
             check_kinds_and_units(requested, kinds, units, fits=False),
-        ).values()
-        writer = new_writer_id()
-        new_spec = replace(new_spec, group=manifest.schema.num_groups, added=writer)
-        schema = Schema([*_without(manifest.schema, {name}), new_spec])
-        schema.check_groups()
+        )
+        replacement = FeatureReplacement.of(dataset, {name}, new_features)
+        [new_spec] = replacement.added
         if dry_run:
             for episode in episodes.values():
                 _check_length(episode, values(episode), name)
             return new_spec
-        collector = StatisticsCollector(Schema([new_spec]))
-        files = RecordFileWriter(
-            storage,
-            schema,
-            writer=writer,
+        replacement.commit(
+            {key: partial(_blocks_of, episode, name, values) for key, episode in episodes.items()},
             max_file_size=size,
-            statistics=collector,
-            only=[new_spec.group],
         )
-        spans = read_edits(storage, manifest.edits).frames
-        parts = complete_episodes(list(dataset.footers.items()), manifest.schema, spans)
-        rates = declared_rates(dataset.footers.values())
-        with closing_or_aborting(files):
-            for episode in episodes.values():
-                start, _ = spans.get(episode.uid, (0, 0))
-                # Other timestamps may contradict the fps now, but be dropped later.
-                part = replace(parts[episode.uid], fps=rates.get(episode.uid))
-                _write_values(files, part, start, episode, name, values)
-        for note in irregular_notes(files.irregular):
-            _logger.warning("%s: %s", storage.url, note)
-        if statistics is not None:
-            others = {n: one for n, one in statistics.items() if n != name}
-            statistics = Statistics(statistics.num_frames, {**others, **collector.statistics()})
-        dataset.commit([Features(schema)], statistics, writer=writer)
         return new_spec
 
 
@@ -434,6 +408,108 @@ def set_text(
     return [e.key for e in selection if e.uid in changed_uids or e.key in relabelled_keys]
 
 
+@dataclass(frozen=True)
+class FeatureReplacement:
+    """New features of an existing dataset, which replace others in one commit.
+
+    Attributes:
+        dataset: the dataset.
+        replaced: names of features that the dataset loses, if it has them.
+        added: the new features, in groups of their own.
+        schema: all features of the new version.
+        writer: id of the writer of the new record files.
+    """
+
+    dataset: EditedDataset
+    replaced: Collection[str]
+    added: Sequence[FeatureSpec]
+    schema: Schema
+    writer: str
+
+    @classmethod
+    def of(
+        cls, dataset: EditedDataset, replaced: Collection[str], features: Schema | None
+    ) -> FeatureReplacement:
+        """Choose groups for new features, if there are any.
+
+        Raises `SchemaError` if the dataset has no room.
+        """
+        old_schema, writer = dataset.manifest.schema, new_writer_id()
+        added = list[FeatureSpec]()
+        if features is not None:
+            _check_room(old_schema, dataset.storage.url, features)
+            added = [
+                replace(spec, group=old_schema.num_groups + spec.group, added=writer)
+                for spec in features.values()
+            ]
+        schema = Schema([*_without(old_schema, replaced), *added])
+        schema.check_groups()
+        return cls(dataset, replaced, added, schema, writer)
+
+    def commit(
+        self,
+        blocks: Mapping[str, Callable[[], Iterable[Block]]],
+        edits: Sequence[Edit] = (),
+        *,
+        max_file_size: int | None = None,
+    ) -> None:
+        """Write the values of new features into new record files, and commit them with `edits`.
+
+        `blocks` has a function for each episode with values, by key, which returns all its frames.
+        They are called in this order. Other episodes lack the features. The dataset's statistics,
+        if any, are extended.
+        """
+        dataset, names = self.dataset, {spec.name for spec in self.added}
+        storage, manifest = dataset.storage, dataset.manifest
+        # Read now: two commits of other writers would remove the file.
+        statistics = stored_statistics(storage, manifest)
+        if not self.added:
+            dataset.commit([Features(self.schema), *edits], statistics)
+            return
+        collector = StatisticsCollector(Schema(self.added))
+        files = RecordFileWriter(
+            storage,
+            self.schema,
+            writer=self.writer,
+            max_file_size=max_file_size,
+            statistics=collector,
+            only=sorted({spec.group for spec in self.added}),
+        )
+        spans = read_edits(storage, manifest.edits).frames
+        parts = complete_episodes(list(dataset.footers.items()), manifest.schema, spans)
+        rates = declared_rates(dataset.footers.values())
+        index = dataset.index
+        with closing_or_aborting(files):
+            for key in dict.fromkeys((*blocks, *index.positions)):
+                number = index.positions[key]
+                uid, num_frames = index.uid(number), int(index.num_frames[number])
+                start, _ = spans.get(uid, (0, 0))
+                # Other timestamps may contradict the fps now, but be dropped later.
+                part = replace(parts[uid], fps=rates.get(uid))
+                files.begin_part(part, key=key, start=start)
+                _append_empty(files, start)
+                if key in blocks:
+                    for block in blocks[key]():
+                        files.append(block)
+                else:
+                    _append_empty(files, num_frames)
+                # Outside of a trimmed episode frames lack the features.
+                _append_empty(files, (part.num_frames or 0) - start - num_frames)
+                files.end()
+        for note in irregular_notes(files.irregular):
+            _logger.warning("%s: %s", storage.url, note)
+        if statistics is not None:
+            kept = {n: m for n, m in statistics.items() if n not in {*self.replaced, *names}}
+            statistics = Statistics(statistics.num_frames, {**kept, **collector.statistics()})
+        dataset.commit([Features(self.schema), *edits], statistics, writer=self.writer)
+
+
+def _append_empty(files: RecordFileWriter, count: int) -> None:
+    """Append frames that lack all features of the files."""
+    if count:
+        files.append(Block(count, {}))
+
+
 def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> FeatureSpec:
     """Specification inferred from the first value of all; later values are not read."""
     for episode in episodes.values():
@@ -443,53 +519,40 @@ def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> Fea
     raise SchemaError("no frame has a value of the feature", feature=name)
 
 
-def _check_room(schema: Schema, url: str, name: str) -> None:
-    """Raise `SchemaError` if a dataset of this schema cannot have another feature or group.
+def _check_room(schema: Schema, url: str, features: Schema) -> None:
+    """Raise `SchemaError` if a dataset of this schema cannot have more features or groups.
 
     Record files have the places of dropped features, so only packing again frees them.
     """
     num_dropped = len(schema) - len(schema.active)
-    numbers = {"groups": (schema.num_groups, MAX_GROUPS), "features": (len(schema), MAX_FEATURES)}
+    numbers = {
+        "groups": (schema.num_groups, MAX_GROUPS - features.num_groups),
+        "features": (len(schema), MAX_FEATURES - len(features)),
+    }
     for noun, (count, max_count) in numbers.items():
-        if count >= max_count:
+        if count > max_count:
             raise SchemaError(
                 f"no room for another feature; dropped and replaced ones count ({num_dropped}), "
                 "also after `seqrecord clean`: pack the dataset again, without them, by "
                 f"`seqrecord write --src {shlex.quote(url)} --dst DST`",
                 file=url,
-                feature=name,
-                expected=f"fewer than {max_count} {noun}",
+                feature=next(iter(features)),
+                expected=f"at most {max_count} {noun}",
                 got=count,
             )
 
 
-def _write_values(
-    files: RecordFileWriter,
-    part: EpisodePart,
-    start: int,
-    episode: Episode,
-    name: str,
-    values: Values,
-) -> None:
-    """Write an episode's values; frames outside of a trimmed episode, from `start`, lack them.
-
-    `part` is the episode in record files, where it may have another key.
-    """
+def _blocks_of(episode: Episode, name: str, values: Values) -> Iterator[Block]:
+    """The values of an episode as blocks of one frame."""
     episode_values = values(episode)
     _check_length(episode, episode_values, name)
-    files.begin_part(part, key=episode.key, start=start)
-    if start:
-        files.append(Block(start, {}))
     count = 0
     for count, value in enumerate(episode_values, start=1):
         if count > len(episode):
             raise _wrong_length(episode, f"more than {len(episode)}", name)
-        files.append(Block.of({} if value is None else {name: value}))
+        yield Block.of({} if value is None else {name: value})
     if count < len(episode):
         raise _wrong_length(episode, count, name)
-    if num_after := (part.num_frames or 0) - start - count:
-        files.append(Block(num_after, {}))
-    files.end()
 
 
 def _check_length(episode: Episode, values: Any, name: str) -> None:
