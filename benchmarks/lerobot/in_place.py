@@ -332,8 +332,8 @@ def _firsts(document: Mapping[str, Any]) -> str:
 
 
 def _ratio(both: Sequence[Sequence[Result]], key: str) -> float | None:
-    """Median of the ratios by repeat."""
-    pairs = zip(*both, strict=False)
+    """Median of the ratios by repeat, of whole epochs: the begin of one has another rate."""
+    pairs = [pair for pair in zip(*both, strict=False) if all("decoded_each" in x for x in pair)]
     ratios = [a[key] / b[key] for a, b in pairs if a.get(key) and b.get(key)]
     return statistics.median(ratios) if ratios else None
 

@@ -139,7 +139,7 @@ SETTINGS["linked"] = [10_000, 100, 100]
 
 def document(rows: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     shared = {"machine": "a machine", "commit": "abc", "settings": SETTINGS}
-    return {**shared, "copy_rate": 16 * DATASET["frame_bytes"] * 600.0, "rows": rows}
+    return {**shared, "rows": rows}
 
 
 def clips(*rates: float, **more: Any) -> list[dict[str, Any]]:
@@ -151,7 +151,9 @@ def test_figures_use_medians() -> None:
         {
             "lerobot/16+16 uint8/warm": clips(5.0, 4.0, 60.0),
             "seqrecord/16+16 uint8/warm": clips(10.0, 250.0, 260.0, video_frames_decoded=210),
-            "seqrecord/2+16 uint8/warm": clips(400.0, video_frames_decoded=202),
+            "by hand/16+16 uint8/warm": clips(600.0),
+            "seqrecord/2+16 uint8/warm": clips(50.0, video_frames_decoded=202),
+            "by hand/2+16 uint8/warm": clips(600.0),
             "torchcodec/front": [{"frames_per_second": 100.0}],
             "pyav/front": [{"frames_per_second": 120.0}],
             "conversion": [{"bytes": 99, "source_bytes": 100, "rate_to_copying": 0.4}],
@@ -165,8 +167,10 @@ def test_figures_use_medians() -> None:
     assert reached == {40: True, 10: None, 0.8: True, 1.02: True, 1.05: True, 0.5: False}
     text = page(made)
     assert "| conversion: rate to copying the files | >= 0.5 | **0.40** |" in text
-    # 60 clips/s decoded, 600 copied: one after the other 54.5, 10.9 times LeRobot's 5.
-    assert "| 16+16 uint8 | 60 | 600 | 55 | 250 | 4.58 | 11 |" in text
+    # 60 clips/s decoded, 600 copied: one after the other 54.5.
+    assert "| 2+16 uint8 | 60 | 600 | 55 | 50 | 0.92 |  |" in text
+    assert "\n| 16+16 uint8 | 60 |" not in text
+    assert "Left out, above their limits: 16+16 uint8." in text
 
 
 def test_fastest_settings_of_lerobot_are_chosen() -> None:
@@ -287,12 +291,15 @@ def test_ratios_use_repeats_and_whole_epochs() -> None:
                 "packed/2+16 uint8/warm": runs(100.0, 20.0, 30.0),
                 "in place/2+16 uint8/cold": runs(5.0, clips=80),
                 "packed/2+16 uint8/cold": [{"error": "a | b"}],
+                "in place/2+16 uint8/s3": runs(30.0),
+                "packed/2+16 uint8/s3": runs(20.0, clips=80),
                 "index/dataset": [{"seconds": 0.5, "bytes_requested": 990_000, "episodes": 10}],
             }
         )
     )
     assert "| 2+16 uint8 | warm | 30.0 | 30.0 | 0.990 | 1.000 | 2.060 | 2.060 | 1.000 |" in text
     assert "| 2+16 uint8 | cold | 5.0 |  |  |  |  |  |  |  |  | 1000 |  | a / b |" in text
+    assert "| 2+16 uint8 | s3 | 30.0 | 20.0 |  |  | 2.060 |  |  |" in text, "a row that was cut"
     assert "| dataset | 10 | 0.50 |  | 0.99 | 1.0% |" in text
 
 
