@@ -1,4 +1,4 @@
-"""What one writes by hand: memory-mapped arrays of frames, copied into reused batches by threads.
+"""What one writes by hand: memory-mapped arrays of frames, copied into reused batches.
 
 `ByHand` needs one `.npy` file per feature with all frames decoded at one size, and delivers one
 order: a full shuffle. It has no resume, no limit of memory, and no masks. `Memory` and `filled`
@@ -99,7 +99,9 @@ def _done(
 class ByHand:
     """Shuffled batches of clips of memory-mapped `frames`, in the order of `seed` and epoch.
 
-    `rows` has the rows of each sample by feature: int64 [samples, N].
+    `rows` has the rows of each sample by feature: int64 [samples, N]. `threads` copy samples ahead
+    into four batches. Without threads, the consumer copies each feature by one `take` into one
+    batch, which it must release before it asks for the next one.
     """
 
     def __init__(
@@ -117,7 +119,8 @@ class ByHand:
         self._num_samples = len(next(iter(rows.values())))
         self._batch_size, self._drop_last = batch_size, drop_last
         clips = {n: (a.dtype, (rows[n].shape[1], *a.shape[1:])) for n, a in frames.items()}
-        self._memory = Memory(clips, batch_size, reused=True)
+        num_batches = AHEAD + 2 if threads else 1
+        self._memory = Memory(clips, batch_size, reused=True, num_batches=num_batches)
         self._seed, self._epoch = seed, 0
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -133,9 +136,23 @@ class ByHand:
         self._epoch += 1
         if self._drop_last:
             order = order[: len(order) // self._batch_size * self._batch_size]
-        batches = filled(order, self._batch_size, self._memory, self._copy, self._threads)
+        if self._threads:
+            batches = filled(order, self._batch_size, self._memory, self._copy, self._threads)
+        else:
+            batches = self._taken(order)
         for numbers, arrays in batches:
             yield numbers, {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def _taken(
+        self, order: Sequence[int]
+    ) -> Iterator[tuple[Sequence[int], dict[str, npt.NDArray[Any]]]]:
+        for start in range(0, len(order), self._batch_size):
+            numbers = order[start : start + self._batch_size]
+            batch = self._memory.take(len(numbers))
+            for name, frames in self._frames.items():
+                rows = self._rows[name][numbers]
+                np.take(frames, rows, axis=0, out=batch[name], mode="clip")
+            yield numbers, batch
 
     def _copy(self, sample: int, into: Arrays) -> None:
         for name, frames in self._frames.items():

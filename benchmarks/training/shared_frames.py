@@ -172,7 +172,7 @@ def open_loader(job: Job) -> Iterable[dict[str, Any]]:
     """A loader of the job's frames; each iteration is an epoch."""
     folder = Path(job.folder)
     if job.loader in ("memmap", "memory"):
-        return _threads(job) if job.threads else Takes(open_arrays(job), job)
+        return _by_hand(job)
     options: dict[str, Any] = {"clip_len": job.clip_len, "batch_size": job.batch}
     if job.loader == "encoded":
         cache = seqrecord.FrameCache(job.cache, "100GiB") if job.cache else None
@@ -201,31 +201,7 @@ def compare(job: Job) -> int:
     return count
 
 
-class Takes:
-    """Batches of arrays by hand: each feature by one `take` into a reused batch."""
-
-    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], job: Job) -> None:
-        self._arrays, self._epoch, self._job = arrays, 0, job
-        sizes = {name: (job.batch, job.clip_len, *a.shape[2:]) for name, a in arrays.items()}
-        self._batch = {name: np.empty(sizes[name], a.dtype) for name, a in arrays.items()}
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        num_episodes, num_frames = next(iter(self._arrays.values())).shape[:2]
-        count = num_frames - self._job.clip_len + 1
-        order = np.random.default_rng(self._epoch).permutation(num_episodes * count)
-        frames = order[:, None] // count * num_frames + order[:, None] % count
-        frames = frames + np.arange(self._job.clip_len)
-        arrays = {name: array.reshape(-1, *array.shape[2:]) for name, array in self._arrays.items()}
-        self._epoch += 1
-        for begin in range(0, len(order), self._job.batch):
-            rows = frames[begin : begin + self._job.batch]
-            batch = {name: clips[: len(rows)] for name, clips in self._batch.items()}
-            for name, array in arrays.items():
-                array.take(rows, 0, batch[name], "clip")
-            yield {name: torch.from_numpy(clips) for name, clips in batch.items()}
-
-
-def _threads(job: Job) -> ByHand:
+def _by_hand(job: Job) -> ByHand:
     arrays = open_arrays(job)
     num_episodes, num_frames = next(iter(arrays.values())).shape[:2]
     starts = np.arange(num_frames - job.clip_len + 1)
