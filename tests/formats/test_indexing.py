@@ -557,6 +557,35 @@ def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     assert np.array_equal(one.groups[0].external, other.groups[0].external)
 
 
+@pytest.mark.slow
+def test_one_file_is_read_in_part(tmp_path: Path) -> None:
+    """References and timestamps are of one table. With B-frames it takes all packets, which the
+    container's reader reads, and which are compared with the file's bytes. Besides, the first
+    group of pictures is read, and the headers are, several times.
+    """
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, (60, 240, 320, 3), np.uint8)
+    options = {"g": "10", "crf": "1", "preset": "ultrafast"}
+    shares = []
+    for number, b_frames in enumerate("002"):  # the first one imports modules
+        path = tmp_path / f"{number}" / "a.mp4"
+        path.parent.mkdir()
+        write_video(path, noise, options={**options, "bf": b_frames})
+        os.utime(path, (0, 0))  # newer files are hashed
+        before = bytes_read()
+        seqrecord.convert(
+            open_source(path.parent), tmp_path / f"{number}.index", workers=1, in_place=True
+        )
+        shares.append((bytes_read() - before) / path.stat().st_size)
+    assert shares[1] < (0.8 if HAS_TABLES else 3)
+    assert shares[2] < 3
+
+
+def bytes_read() -> int:
+    """Bytes that this process has requested from files."""
+    return int(re.findall(r"^rchar: (\d+)", Path("/proc/self/io").read_text(), re.M)[0])
+
+
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of docs/in-place.md."""
     text = (Path(__file__).parents[2] / "docs" / "in-place.md").read_text()

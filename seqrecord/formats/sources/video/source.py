@@ -25,7 +25,7 @@ from seqrecord.formats.sources.video.file_bytes import COPY
 from seqrecord.formats.sources.video.files import VIDEO_ENDINGS, VideoFile
 from seqrecord.formats.sources.video.notes import FileNotes
 from seqrecord.formats.sources.video.streams import own_config, read_gops, video_spec
-from seqrecord.formats.sources.video.tables import read_references, read_table
+from seqrecord.formats.sources.video.tables import PacketTable, read_references, read_table
 from seqrecord.in_place.boundary import reader_boundary, skipping_unreadable
 from seqrecord.in_place.files import is_file
 from seqrecord.in_place.references import external_files, identity_of_files
@@ -36,6 +36,7 @@ from seqrecord.store.schema import FeatureSpec, Frame, Schema
 from seqrecord.store.text import counted, repr_of
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.gops import DecodedFrame, Gop
+from seqrecord.video.packets import PASSTHROUGH
 from seqrecord.video.references import ReferencedGops
 
 _logger = logging.getLogger("seqrecord")
@@ -77,7 +78,7 @@ class VideoSource(InPlace):
     dtype: str = "uint8"
 
     takes_files = True
-    unpickled = ("_files",)
+    unpickled = ("_files", "_last_table")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,7 +105,8 @@ class VideoSource(InPlace):
         """Return the first camera's display times in seconds from its first frame, float64 [T]."""
         first_path = next(iter(self._files_of(info.key).values()))
         with located(SourceError, episode=info.key), VideoFile(first_path, self.stream) as file:
-            ticks = np.array(file.ticks(), np.int64)
+            is_listed = self.in_place and file.codec in PASSTHROUGH
+            ticks = self._table(file).shown_ticks if is_listed else np.array(file.ticks(), np.int64)
             _check_frames(len(ticks), file)
             return np.asarray((ticks - ticks[:1]) * file.tick, np.float64)
 
@@ -184,7 +186,7 @@ class VideoSource(InPlace):
                 parts: Iterator[Gop | ReferencedGops | DecodedFrame]
                 keeps_packets = VideoConfig.of(spec) is not None
                 if self.in_place and keeps_packets:
-                    parts = iter((read_references(file, read_table(file), config=config),))
+                    parts = iter((read_references(file, self._table(file), config=config),))
                 else:
                     parts = read_gops(file, config=config, is_deep=not keeps_packets)
                 for part in parts:
@@ -198,6 +200,17 @@ class VideoSource(InPlace):
                         expected=table_count,
                         got=count,
                     )
+
+    def _table(self, file: VideoFile) -> PacketTable:
+        """Packets of a file, of which references and timestamps are made."""
+        if file.path not in self._last_table:
+            self._last_table.clear()
+            self._last_table[file.path] = read_table(file)
+        return self._last_table[file.path]
+
+    @cached_property
+    def _last_table(self) -> dict[Path, PacketTable]:
+        return {}
 
     def _paths(self) -> Iterator[Path]:
         return (path for files in self._files.values() for path in files.values())
