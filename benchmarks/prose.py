@@ -117,8 +117,8 @@ def _by_hand() -> str:
     document = _read("training/SHARED_FRAMES.md")
     rows: Mapping[str, list[Result]] = document["rows"]
     cpu = quotient(median(rows[MAPS], "later_epoch"), median(rows[RAW], "later_epoch"))
-    rates = [median(rows[of_clips(name)], "later_rate") for name in (MAPS, RAW)]
-    rate = number(quotient(*rates), ".2f")
+    maps, raw = (median(rows[of_clips(name)], "later_rate") for name in (MAPS, RAW))
+    rate = number(quotient(maps, raw), ".2f")
     return (
         f"**NumPy memmaps by hand**, {_age(document)}: with one `take` per feature into one reused "
         f"batch, single images of two cameras take {number(cpu, '.2f')} times the CPU of "
