@@ -207,6 +207,7 @@ class Join:
             verify="always" if "always" in verify_modes else any(verify_modes),  # the strictest
             names={},
             externals=self._externals(),
+            bad=base.bad.taken(base.index, self.rows),
             join=self,
             dictionaries=tuple(places),
         )

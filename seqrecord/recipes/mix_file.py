@@ -320,7 +320,9 @@ class _MixFile:
             check_option("episodes", episodes)
         first: dict[int, str] = {}
         for one in _APART:
-            for row in dataset.find_episodes(splits[one]).tolist() if splits.get(one) else ():
+            for row in (
+                dataset.contents.find_episodes(splits[one]).tolist() if splits.get(one) else ()
+            ):
                 if first.setdefault(row, one) != one:
                     raise ClipError(
                         "splits share an episode",

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -273,14 +274,13 @@ def test_a_selection_without_bad_episodes_is_read(tmp_path: Path) -> None:
         ):
             assert [key for b in clips for key in b["episode"]] == good[1:]
     opened: Any = seqrecord.open(root, skip_bad_episodes=True)
-    for name, numbers in (("episode", [0, 1, 1]), ("episode_index", [0, 1, 2])):
-        table = {name: numbers, "start": [1, 0, 2]}
+    for name in ("episode", "episode_index"):
+        table = {name: [0, 1, 2], "start": [1, 0, 2]}
         with pytest.raises(SourceError, match=refused):
             _loader(root, samples=table)
         pipe = seqrecord.SeqRecordPipe(opened, samples=table, clip_len=2, batch_size=1)
         found = [(batch["episode"][0], batch["start"].item()) for batch in pipe]
-        expected = [(good[0], 1), (good[1], 0), (good[1], 2)]
-        assert sorted(found) == (expected if name == "episode" else expected[::2])
+        assert sorted(found) == [(good[0], 1), (good[1], 2)]
     skipping = _loader(opened, episodes=[bad, *good])
     assert {key for b in pickle.loads(pickle.dumps(skipping)) for key in b["episode"]} == {*good}
     with seqrecord.open(root, skip_bad_episodes=True) as dataset:
@@ -319,6 +319,112 @@ def test_segments_of_bad_episodes(tmp_path: Path) -> None:
             )
         ]
         assert sorted(clips) == [(keys[1], 0, 6), (keys[1], 1, 6)]
+
+
+@pytest.fixture
+def videos(tmp_path: Path) -> Path:
+    """Videos a to e: b is no video, d has another size."""
+    root = tmp_path / "videos"
+    root.mkdir()
+    for place, name in enumerate("abcde"):
+        write_video(root / f"{name}.mp4", pictures(9 - place)[:, : 32 if name == "d" else 48])
+    (root / "b.mp4").write_bytes(b"no video")
+    return root
+
+
+def test_numbers_of_episodes_count_those_that_are_left_out(videos: Path) -> None:
+    def found(**options: Any) -> str:
+        loader = seqrecord.SeqRecordPipe(videos, clip_len=1, batch_size=1, shuffle=False, **options)
+        return "".join(dict.fromkeys(key for batch in loader for key in batch["episode"]))
+
+    def starts(numbers: list[int]) -> dict[str, list[int]]:
+        return {"episode": numbers, "start": [0] * len(numbers)}
+
+    bad = "1 selected episode cannot be read: b;"
+    lengths = {"episode": [2, 4], "frames": [[1, 2], [0, 3]]}
+    good: list[tuple[Any, str]] = [([0, 2], "ac"), ([4], "e"), (np.array([2, 4]), "ce")]
+    for selection, expected in good:
+        assert found(episodes=selection) == expected
+        assert found(samples=starts([*selection])) == expected
+        assert found(samples={"episode": [*selection]}) == expected
+        spans = {**starts([*selection]), "stop": [3] * len(selection)}
+        assert found(samples=seqrecord.samples.segments(spans)) == expected
+        assert found(episodes=selection, skip_bad_episodes=True) == expected
+    loader: Any = partial(seqrecord.SeqRecordPipe, videos, batch_size=2, shuffle=False)
+    assert sorted(next(iter(loader(samples=lengths)))["episode"]) == ["c", "e"]
+    for selection in ([1], range(3), [0, 1]):
+        for options in ({"episodes": selection}, {"samples": starts([*selection])}):
+            with pytest.raises(SourceError, match=bad):
+                found(**options)
+    assert found(episodes=range(5), skip_bad_episodes=True) == "ace"
+    assert found(samples=starts([*range(5)]), skip_bad_episodes=True) == "ace"
+    with pytest.raises(errors.ClipError) as caught:
+        found(episodes=[2, 3])
+    assert caught.value.expected == "numbers of 0 to 4, without 2 episodes that are left out"
+    assert caught.value.got == "3"
+    with pytest.raises(errors.ClipError, match=r"leaves out; .*episode: d; .*skip_bad_epis"):
+        found(samples=starts([2, 3]))
+    for number in (5, -1):
+        with pytest.raises(errors.ClipError, match=r"unknown number.*row 1; expected: 0 to 4"):
+            found(samples=starts([0, number]))
+    with pytest.raises(errors.ClipError, match=r"index is ambiguous.*of unknown length"):
+        found(samples={"index": [0]}, skip_bad_episodes=True)
+
+
+def test_numbers_of_episodes_in_datasets_and_commands(videos: Path, tmp_path: Path) -> None:
+    with seqrecord.open(videos, skip_bad_episodes=True) as dataset:
+        assert dataset.find_episodes(["c", "e"]).tolist() == [2, 4]
+        assert dataset.find_episodes(dataset.find_episodes("[ce]").tolist()).tolist() == [2, 4]
+        assert dataset.compute_statistics(episodes=[4])["timestamp"].count == 5
+        assert pickle.loads(pickle.dumps(dataset)).find_episodes([4]).tolist() == [4]
+        labels = {"episode": [2, 4], "label": [7, 8]}
+        more: Any = {"missing": "drop", "skip_bad_episodes": True}
+        with seqrecord.open(videos, join=[labels], **more) as joined:
+            assert [e[0]["label"] for e in joined.episodes.values()] == [7, 8]
+            assert joined.find_episodes(None).tolist() == [2, 4]
+            loader = seqrecord.SeqRecordPipe(joined, clip_len=1, batch_size=1, episodes=[4])
+            assert {batch["episode"][0] for batch in loader} == {"e"}
+            with pytest.raises(errors.ClipError, match="unknown episode"):
+                joined.find_episodes([0])
+        folders = seqrecord.export.to_files(dataset, [2], tmp_path / "files")
+        assert [folder.name for folder in folders] == ["c"]
+        seqrecord.export.to_lerobot(dataset, tmp_path / "lerobot", episodes=[4], fps=30)
+    assert seqrecord.open(tmp_path / "lerobot").num_frames == 5
+
+
+def test_numbers_of_episodes_follow_the_original(videos: Path) -> None:
+    """Which file was readable first has no effect on numbers, nor where new files sort."""
+
+    def numbers() -> dict[str, int]:
+        with seqrecord.open(videos, skip_bad_episodes=True) as dataset:
+            return {key: dataset.find_episodes([key]).item() for key in dataset.episodes}
+
+    assert numbers() == {"a": 0, "c": 2, "e": 4}
+    write_video(videos / "b.mp4", pictures(3))
+    assert numbers() == {"a": 0, "b": 1, "c": 2, "e": 4}
+    state = _loader(videos).state_dict()
+    write_video(videos / "aa.mp4", pictures(4))
+    assert numbers() == {"a": 0, "aa": 1, "b": 2, "c": 3, "e": 5}
+    _loader(videos).load_state_dict(state)
+
+
+def test_lerobots_index_counts_bad_episodes(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v21")  # 5, 4, 7 rows
+    (root / f"videos/chunk-000/{_CAMERA}/episode_000001.mp4").unlink()
+    loader: Any = partial(seqrecord.SeqRecordPipe, root, clip_len=1, batch_size=1, shuffle=False)
+    clips = [(b["episode"][0], b["start"].item()) for b in loader(samples={"index": [0, 4, 9, 15]})]
+    assert clips == [
+        ("episode_000000", 0),
+        ("episode_000000", 4),
+        ("episode_000002", 0),
+        ("episode_000002", 6),
+    ]
+    with pytest.raises(SourceError, match="1 selected episode cannot be read: episode_000001"):
+        loader(samples={"index": [0, 8]})
+    assert len(loader(samples={"index": [0, 8]}, skip_bad_episodes=True)) == 1
+    with seqrecord.open(root, skip_bad_episodes=True, join=[{"index": [3, 9], "v": [1, 2]}]) as one:
+        assert one.episodes["episode_000000"][3]["v"] == 1
+        assert one.episodes["episode_000002"][0]["v"] == 2
 
 
 def test_a_loop_of_links_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import seqrecord
 from seqrecord.errors import JoinError
 from seqrecord.formats.indexing.table_source import TableSource
-from seqrecord.store.reading.filters import episode_names
+from seqrecord.store.reading.filters import BadEpisodes
 from seqrecord.store.tables.arrow_tables import ArrowTable
 from tests.kit.datasets import columns, write_dataset
 from tests.kit.tiny import check_frames
@@ -50,7 +50,7 @@ def frames_of(records: Path, table: Any) -> Frames:
 def frames_by_buckets(records: Path, table: Any, scratch: Path, bucket_bytes: int) -> Frames:
     """Like `frames_of`, with small buckets of rows on disk."""
     with seqrecord.open(records) as dataset:
-        names = episode_names(dataset.contents.index)
+        names = BadEpisodes().names(dataset.contents.index)
     source = TableSource(ArrowTable.open(table), names, scratch, bucket_bytes)
     with closing(source):
         seqrecord.convert(source, scratch / "packed", workers=1)

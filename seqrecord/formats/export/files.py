@@ -100,7 +100,7 @@ def to_files(
     with opened(dataset, storage_options=storage_options) as reader:
         if isinstance(episodes, str) and episodes in reader.episodes:
             episodes = [episodes]  # a key may look like a glob
-        numbers = reader.find_episodes(episodes)
+        numbers = reader.contents.find_episodes(episodes)
         selection = exported_features(reader, features)
         keys = selection.contents.index.keys_of(numbers)
         root = local_path(destination, "destination")

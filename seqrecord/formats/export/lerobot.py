@@ -133,7 +133,7 @@ def to_lerobot(
         folder = export.to_lerobot("records/", "exported/", features=["image", "action"], fps=10)
     """
     with opened(dataset, storage_options=storage_options) as reader:
-        numbers = reader.find_episodes(episodes).tolist()
+        numbers = reader.contents.find_episodes(episodes).tolist()
         splits = reader.contents.index.split[numbers].tolist()
         first_places = {split: place for place, split in reversed([*enumerate(splits)])}
         order = sorted(range(len(numbers)), key=lambda place: (first_places[splits[place]], place))

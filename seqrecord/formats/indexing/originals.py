@@ -2,7 +2,8 @@
 
 ::
 
-    SEQRECORD_HOME/indexes/PLACE.json      entry: folder, layout, original's state, unread parts
+    SEQRECORD_HOME/indexes/PLACE.json      entry: folder, layout, original's state, unread parts,
+                                           numbers of episodes
     SEQRECORD_HOME/indexes/PLACE.lock      locked during creation
     SEQRECORD_HOME/indexes/PLACE-…/        the index: a dataset whose video is in the original
 
@@ -57,6 +58,7 @@ from seqrecord.store.reading.home import (
     make_private,
     private_folder,
 )
+from seqrecord.store.reading.metadata import load_index
 from seqrecord.store.reading.opening import FoundIndex
 from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.storage.base import Storage
@@ -256,11 +258,16 @@ class _OriginalIndex:
                 raise
         new_note = {"original": self.shown, "identity": identity, "content": content}
         new_note |= {"folder": folder.name, "size": _size_of(folder), "layout": _LAYOUT}
+        keys = load_index(LocalStorage(folder), report.manifest).keys.to_pylist()
         bad = BadEpisodes.of(
-            (episode.info, episode.cause) for episode in report.bad if not episode.is_other_size
+            [(e.info, e.cause) for e in report.bad if not e.is_other_size],
+            [episode.info for episode in report.bad if episode.is_other_size],
+            report._listed,
+            keys,
         )
         reasons = {name: str(error) for name, error in self.source.unreadable.items()}
-        new_note |= {"bad": json.dumps(bad.records), "unreadable": json.dumps(reasons)}
+        left_out = {"records": bad.records, "dropped": bad.dropped, "numbers": bad.numbers}
+        new_note |= {"bad": json.dumps(left_out), "unreadable": json.dumps(reasons)}
         temporary = self.base.with_suffix(".json.new")
         temporary.write_text(json.dumps(new_note, indent=1))
         make_private(temporary)
@@ -302,7 +309,7 @@ class _OriginalIndex:
         return True
 
     def _index_of(self, note: dict[str, str]) -> FoundIndex:
-        bad = BadEpisodes(json.loads(note["bad"]))
+        bad = BadEpisodes(**json.loads(note["bad"]))
         return FoundIndex(self._folder(note), bad, json.loads(note["unreadable"]))
 
     def _folder(self, note: dict[str, str]) -> Path:

@@ -33,7 +33,6 @@ from seqrecord.in_place.files import on_disk
 from seqrecord.in_place.remote import RemoteFiles, is_url
 from seqrecord.in_place.remote_source import folder_and_name
 from seqrecord.store.reading.dataset import Dataset, open_packed
-from seqrecord.store.reading.filters import episode_names
 from seqrecord.store.reading.home import file_lock, is_private, make_private, private_folder
 from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.storage.url import local_path, parse_location
@@ -84,7 +83,7 @@ class JoinedTable:
 
         Raises `JoinError` for a row that fits no frame.
         """
-        table, names = self.table, episode_names(dataset.contents.index)
+        table, names = self.table, dataset.contents.episode_names
         with _join_errors(), private_folder("tables") as folder:
             with located(ClipError, file=table.shown):
                 digest = _digest(table, self.places, names)
@@ -138,6 +137,11 @@ def _digest(table: ArrowTable, places: Sequence[str], names: EpisodeNames) -> st
     if {"episode_index", INDEX} & {*places}:  # numbers may be in the metadata
         columns["metadata"] = names.metadata
     facts = f"{_LAYOUT} {table.digest()} {digest_of(pa.table(columns))}"
+    if names.numbers is not None:
+        left_out = [
+            (e.number, e.num_frames, e.metadata.get("episode_index")) for e in names.left_out
+        ]
+        facts += f" {names.numbers.tolist()} {left_out}"
     return hashlib.sha256(facts.encode()).hexdigest()[:40]
 
 

@@ -18,7 +18,6 @@ from seqrecord.loader.clips.frames import COPIES, MissingFrames
 from seqrecord.loader.clips.samples import Values, taken
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.store.clip_spec import MAX_SETTING
-from seqrecord.store.reading.filters import BadEpisodes
 from seqrecord.store.tables.arrow_tables import ArrowTable, TableLike, holds_lists, holds_text
 from seqrecord.store.tables.grids import distinct
 from seqrecord.store.tables.table_places import (
@@ -206,28 +205,24 @@ def read_samples(
     return episode, chosen.astype(np.int64), own
 
 
-def without_episodes(
-    samples: TableLike, bad: BadEpisodes
-) -> tuple[dict[str, pa.Array], list[Mapping[str, Any]]]:
-    """Remove the samples of bad episodes; also returns the records of these, of `bad.records`.
+def without_left_out(
+    samples: TableLike, names: EpisodeNames
+) -> tuple[dict[str, pa.Array], IntArray]:
+    """Remove the samples of episodes that a dataset leaves out.
 
-    Row numbers refer to the episodes that are left: any bad one would change them.
+    Also returns the places of these episodes in `names.left_out`, int64 [n]. Raises `ClipError` for
+    an invalid table.
     """
-    import pyarrow.compute as pc  # a slow import
-
     columns = table_columns(samples, of_spans=True)
     name = sample_places(columns)["episode"]
-    column = columns[name]
-    if holds_text(column.type):
-        names = [record["key"] for record in bad.records]
-    elif name == "episode_index":
-        names = [record["metadata"].get(name) for record in bad.records]
-    else:
-        return columns, [*bad.records]
-    is_bad = pc.is_in(column, value_set=pa.array(names, column.type))
-    present = {*column.filter(is_bad).to_pylist()}
-    records = [r for r, name in zip(bad.records, names, strict=True) if name in present]
-    return {name: c.filter(pc.invert(is_bad)) for name, c in columns.items()}, records
+    try:
+        places = names.find_left_out(columns[name], name)
+    except RowError as error:
+        raise error.numbered(0) from None
+    is_here = pa.array(places == UNKNOWN)
+    return {name: column.filter(is_here) for name, column in columns.items()}, distinct(
+        places[places != UNKNOWN]
+    )
 
 
 def read_frame_lists(

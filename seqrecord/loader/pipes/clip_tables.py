@@ -30,7 +30,6 @@ from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
 from seqrecord.loader.sampling.memory import USUAL_LIMIT
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.reading.filters import episode_names
 from seqrecord.store.tables.grids import distinct
 from seqrecord.store.tables.table_places import EpisodeNames
 from seqrecord.store.text import counted, shown_place
@@ -70,7 +69,7 @@ def _check_selected(columns: Mapping[str, pa.Array], selected: IntArray) -> None
 
 
 def _names(dataset: Dataset) -> EpisodeNames:
-    return episode_names(dataset.contents.index)
+    return dataset.contents.episode_names
 
 
 def _of_lists(

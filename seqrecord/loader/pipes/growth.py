@@ -68,7 +68,7 @@ def _with_first_episodes(
         return None
     if source.episodes.get("digest") != contents.identity(episodes)["digest"]:
         return None
-    return options.with_episodes(episodes.tolist())
+    return options.with_episodes(contents.numbers_of(episodes).tolist())
 
 
 def _first_rows(table: TableLike | Segments, count: int) -> Any:

@@ -75,7 +75,7 @@ def make_view(
             dataset = dataset.renamed(options.rename)
         if options.resize is not None:
             dataset = dataset.resized(options.resize)
-        selected = dataset.find_episodes(options.episodes, options.split)
+        selected = dataset.contents.find_episodes(options.episodes, options.split)
         make = complete_clips
         if options.table is not None:
             from seqrecord.loader.pipes.clip_tables import samples_of_table as make
@@ -130,7 +130,7 @@ def _open(location: DatasetLike, options: ClipOptions) -> tuple[Dataset, ClipOpt
         folder = local_path(cache.folder, "frame_cache").absolute()
         open_folder = load_entry(FRAME_CACHE)
         dataset = with_attached(dataset, open_folder(folder, parse_size(cache.limit)))
-    if dataset.contents.bad.records and options.table is not None:
+    if dataset.contents.bad.left_out and options.table is not None:
         return _without_bad_clips(dataset, options)
     return dataset, options
 
@@ -138,14 +138,25 @@ def _open(location: DatasetLike, options: ClipOptions) -> tuple[Dataset, ClipOpt
 def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset, ClipOptions]:
     """Check a sample table's bad episodes, and remove them if that is allowed."""
     bad = dataset.contents.bad
-    from seqrecord.loader.clips.sample_tables import without_episodes
+    from seqrecord.loader.clips.sample_tables import without_left_out
     from seqrecord.loader.clips.segments import Segments
 
     segments = options.table if isinstance(options.table, Segments) else None
     table = options.table if segments is None else segments.table
     samples: Any
-    samples, records = without_episodes(table, bad)
+    samples, places = without_left_out(table, dataset.contents.episode_names)
     samples = samples if segments is None else Segments(samples)
+    count = len(bad.records)
+    if not bad.are_skipped:
+        for place in places[places >= count][:1].tolist():
+            record = bad.dropped[place - count]
+            raise ClipError(
+                "samples has an episode that the dataset leaves out",
+                episode=record["key"],
+                expected="other episodes, or skip_bad_episodes=True",
+                got=f"number {record['number']}",
+            )
+    records = [bad.records[place] for place in places[places < count].tolist()]
     replace(bad, records=records).check(options.episodes, options.split)
     return skipping_bad_episodes(dataset), replace(options, samples=[samples, *options.functions])
 
@@ -156,7 +167,7 @@ def _warn_of_values(dataset: Dataset, selected: IntArray) -> None:
     with suppress(SeqRecordError):  # damaged statistics; `verify` reports them
         for name, known in dataset.statistics.items():
             places = {at.episode: at for at in known.non_finite if name in dataset.features}
-            rows = dataset.find_episodes([*places]) if places else selected[:0]
+            rows = dataset.contents.find_episodes([*places]) if places else selected[:0]
             if keys := {index.key(int(row)) for row in np.intersect1d(rows, selected)}:
                 chosen = tuple(at for key, at in places.items() if key in keys)
                 text = replace(known, non_finite=chosen).non_finite_text()

@@ -294,9 +294,10 @@ class ClipOptions(DerivedOptions):
         rename: new names by stored names, such as `{"image_left": "image"}`; `features` uses stored
             names. All other arguments, transforms, clips and the loader's `dataset` use the new
             names. Saved states do not depend on it.
-        episodes: selection of episodes: a list of keys, a list of numbers in dataset order, a glob
-            on keys, or a predicate. A predicate receives the metadata of an episode, a dict with
-            the attributes `key`, `num_frames`, `fps` and `split`.
+        episodes: selection of episodes: a list of keys, a list of numbers in dataset order (of an
+            original read in place with its bad episodes), a glob on keys, or a predicate. A
+            predicate receives the metadata of an episode, a dict with the attributes `key`,
+            `num_frames`, `fps` and `split`.
         split: name of a split; selects its episodes. See `seqrecord split`.
         skip_bad_episodes: leave out selected episodes of an original that cannot be read. Default:
             an error. `Dataset.bad_episodes` has the reasons.

@@ -104,13 +104,13 @@ def _other_episodes(view: View, saved: Json) -> StateError:
     keys = view.dataset.contents.index.keys_of(view.episode_rows)
     first, stop = view.dataset.contents.differing_episodes(view.episode_rows, saved) or (0, 0)
     differing = keys[first:stop]
+    numbers = view.dataset.contents.numbers_of(view.episode_rows[first:stop]).tolist()
     if first >= len(keys) and stop:
         problem += f"; the first {len(keys)} are equal, and then it ends"
     elif differing:
-        several = f"one of the numbers {first} to {stop - 1}"
-        problem += (
-            f"; {f'number {first}' if stop - first == 1 else several} is the first that differs"
-        )
+        several = f"one of the numbers {numbers[0]} to {numbers[-1]}"
+        which = several if len(numbers) > 1 else f"number {numbers[0]}"
+        problem += f"; {which} is the first that differs"
     expected, got = map(_described, (saved, view.identity))
     episode = differing[0] if differing else None
     return StateError(problem, file=view.dataset.url, episode=episode, expected=expected, got=got)

@@ -256,7 +256,7 @@ class View:
     def compute_statistics(self, **options: Any) -> Statistics:
         """Statistics of the selected episodes' frames, after `frame_transform`."""
         return self.dataset.compute_statistics(
-            episodes=self.episode_rows.tolist(),
+            episodes=self.dataset.contents.numbers_of(self.episode_rows).tolist(),
             frame_transform=None if self.transform is None else self.transform.function,
             **options,
         )

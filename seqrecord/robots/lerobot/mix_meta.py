@@ -189,7 +189,8 @@ def _of_images(
         statistics: Mapping[str, Any] = source.dataset.statistics
         if count and any(name not in statistics for name in names):
             subset = source.dataset.select(names)
-            statistics = subset.compute_statistics(episodes=source.rows.tolist(), max_frames=count)
+            numbers = subset.contents.numbers_of(source.rows).tolist()
+            statistics = subset.compute_statistics(episodes=numbers, max_frames=count)
         for name in names:
             if name in statistics:
                 merged = merged_statistics.get(name)

@@ -84,9 +84,10 @@ class MixPlanner:
             raise ClipError("a sampler of a mix takes no samples", expected=expected)
         datasets = {}
         for source in self._sources:
+            rows = np.array(self._rows[source.name], np.int64)
             options = replace(
                 source.options.with_functions(skip_last(order.drop_last_frames)),
-                episodes=self._rows[source.name],
+                episodes=source.dataset.contents.numbers_of(rows).tolist(),
                 split=None,
                 shuffle=source.options.shuffle and order.shuffle,
             )

@@ -24,6 +24,7 @@ from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.tables.grids import ragged_arange
+from seqrecord.store.tables.table_places import EpisodeNames
 from seqrecord.store.text import repr_of, shown_place
 
 if TYPE_CHECKING:
@@ -97,8 +98,9 @@ class Contents:
     `manifest` and `index` are a snapshot from the opening. `features` are the selected features.
     `verify` enables checksums of pages. `names` maps stored names to present ones, for renamed
     features. `externals` are the referenced files, if they may be at other places than their
-    lists say. `bad` are episodes of an original that the index leaves out. `attached` are objects
-    of other parts, by class: datasets made of this one have them too, also in other processes.
+    lists say. `bad` are episodes of an original that the index leaves out, and the numbers of the
+    others. `attached` are objects of other parts, by class: datasets made of this one have them
+    too, also in other processes.
     `join` are the datasets of a joined one, whose manifest and index are in memory only.
     `dictionaries` are the selected values of texts, and `implied` the features of texts that only
     these select.
@@ -333,10 +335,28 @@ class Contents:
     def find_episodes(
         self, episodes: EpisodeFilter, split: str | None = None
     ) -> npt.NDArray[np.int64]:
-        """See `Dataset.find_episodes`."""
-        selection = self.bad.check(episodes, split)
-        splits, url = self.manifest.splits, self.storage.url
-        return find_episodes(self.index, splits, selection, split=split, url=url)
+        """Return the rows of selected episodes, ascending: int64 [n].
+
+        Raises the errors of `Dataset.find_episodes`.
+        """
+        return find_episodes(
+            self.index,
+            self.manifest.splits,
+            self.bad.check(episodes, split),
+            split=split,
+            url=self.storage.url,
+            bad=self.bad,
+        )
+
+    def numbers_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the numbers by which selections name episodes: int64 [n]."""
+        numbers = self.bad.numbers
+        return rows if numbers is None else np.asarray(numbers, np.int64)[rows]
+
+    @property
+    def episode_names(self) -> EpisodeNames:
+        """The names by which tables refer to the episodes."""
+        return self.bad.names(self.index)
 
 
 class Episodes(Mapping[str, "Episode"]):

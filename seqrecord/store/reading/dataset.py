@@ -254,10 +254,12 @@ class Dataset:
     ) -> npt.NDArray[np.int64]:
         """Return the numbers of selected episodes, ascending: int64 [n].
 
+        Numbers of an original read in place count its bad episodes, too.
+
         Raises `ClipError` for an unknown key or split, or if nothing is selected, and `SourceError`
         for episodes of an original that cannot be read.
         """
-        return self.contents.find_episodes(episodes, split)
+        return np.sort(self.contents.numbers_of(self.contents.find_episodes(episodes, split)))
 
     def compute_statistics(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SourceError
 from seqrecord.store.format.index import Index
-from seqrecord.store.tables.table_places import EpisodeNames
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.table_places import EpisodeNames, LeftOutEpisode
 from seqrecord.store.text import counted, first_of, repr_of
 from seqrecord.store.units import is_integer
 
@@ -45,7 +46,8 @@ EpisodeFilter: TypeAlias = (
     "str | Sequence[str] | Sequence[int] | Callable[[EpisodeDescription], bool] | None"
 )
 """Selects episodes: a key, a glob on keys, keys, numbers in dataset order, or a function of
-`EpisodeInfo`; `None` selects all. The key of an episode is no glob.
+`EpisodeInfo`; `None` selects all. The key of an episode is no glob. Numbers of an original read in
+place count its bad episodes.
 """
 
 
@@ -56,11 +58,13 @@ def find_episodes(
     *,
     split: str | None = None,
     url: str,
+    bad: BadEpisodes | None = None,
 ) -> npt.NDArray[np.int64]:
-    """Return the numbers of selected episodes, ascending: int64 [n].
+    """Return the rows of selected episodes, ascending: int64 [n].
 
     `split` restricts the selection to a split. `splits` are the split names, in the order of the
-    index's numbers. Raises `ClipError` for an unknown key or split, or if nothing is selected.
+    index's numbers. `bad` has the numbers of episodes, by default those of their rows. Raises
+    `ClipError` for an unknown key or split, or if nothing is selected.
     """
     is_in_split = np.ones(len(index.num_frames), bool)
     if split is not None:
@@ -72,8 +76,8 @@ def find_episodes(
                 got=repr_of(split, 100),
             )
         is_in_split = index.split == splits.index(split)
-    choice = _choice_of(episodes)
-    rows = np.fromiter(choice.rows(_Candidates(index, splits, is_in_split, url)), np.int64)
+    choice, names = _choice_of(episodes), (bad or BadEpisodes()).names(index)
+    rows = np.fromiter(choice.rows(_Candidates(index, splits, is_in_split, names, url)), np.int64)
     rows = rows[is_in_split[rows]]
     if not len(rows):
         raise ClipError(
@@ -92,6 +96,7 @@ class _Candidates:
     index: Index
     splits: Sequence[str]
     is_in_split: npt.NDArray[np.bool_]
+    names: EpisodeNames
     url: str
 
 
@@ -159,29 +164,36 @@ class _Function(NamedTuple):
         return "a function of an episode" if name == "<lambda>" else f"the function {name}"[:200]
 
 
-class _List(NamedTuple):
+@dataclass(frozen=True)
+class _List:
     """Keys, or numbers in dataset order."""
 
     episodes: Sequence[str] | Sequence[int]
 
+    @cached_property
+    def _names(self) -> frozenset[str | int]:
+        return frozenset(self.episodes)
+
     def rows(self, candidates: _Candidates) -> Iterable[int]:
         index, names = candidates.index, list[Any](self.episodes)
-        by_number = bool(names) and all(map(is_integer, names))
-        population: Any = range(len(index.num_frames)) if by_number else index.positions
-        unknown = [episode for episode in names if episode not in population]
-        if unknown:
-            keys = f"the keys of {shown_keys(index)}"
+        rows: Mapping[Any, int] = index.positions
+        expected = f"the keys of {shown_keys(index)}"
+        if by_number := bool(names) and all(map(is_integer, names)):
+            rows = {n: row for n, row in enumerate(candidates.names.rows.tolist()) if row >= 0}
+            expected = f"numbers of 0 to {len(candidates.names.rows) - 1}"
+            if num_left_out := len(candidates.names.left_out):
+                expected += f", without {counted(num_left_out, 'episode')} that are left out"
+        if unknown := [episode for episode in names if episode not in rows]:
             raise ClipError(
                 "unknown episode",
                 file=candidates.url,
-                expected=f"numbers of 0 to {len(population) - 1}" if by_number else keys,
+                expected=expected,
                 got=", ".join(map(repr_of if by_number else str, unknown[:10])),
             )
-        return sorted({int(item) if by_number else population[item] for item in names})
+        return sorted({rows[item] for item in names})
 
     def has(self, record: Mapping[str, Any]) -> bool:
-        """Numbers count: they could be of other episodes once all are readable."""
-        return any(is_integer(episode) or episode == record["key"] for episode in self.episodes)
+        return not self._names.isdisjoint((record["key"], record["number"]))
 
     def __str__(self) -> str:
         return repr_of(self.episodes)
@@ -195,9 +207,17 @@ def _choice_of(episodes: EpisodeFilter) -> _Choice:
     return _Function(episodes) if callable(episodes) else _List(episodes)
 
 
-def episode_names(index: Index) -> EpisodeNames:
-    """Return the names by which tables refer to a dataset's episodes."""
-    return EpisodeNames(index.keys, index.num_frames, index.metadata)
+def _left_out(record: Mapping[str, Any], num_frames: int | None) -> LeftOutEpisode:
+    return LeftOutEpisode(record["number"], record["key"], num_frames, record["metadata"])
+
+
+def _listed_length(record: Mapping[str, Any]) -> int | None:
+    """The number of frames of a bad episode, which only LeRobot datasets list beside the data.
+
+    `None` if unknown: sources without a length, and rows of it that are damaged, say 1.
+    """
+    is_listed = "episode_index" in record["metadata"] and record["num_frames"] > 1
+    return record["num_frames"] if is_listed else None
 
 
 def shown_keys(index: Index) -> str:
@@ -225,27 +245,53 @@ def check_metadata(index: Index, episodes: npt.NDArray[np.int64], names: Collect
 
 @dataclass(frozen=True)
 class BadEpisodes:
-    """Episodes of an original that an index leaves out; `records` are JSON objects, one for each.
+    """Episodes of an original that a dataset leaves out, and the numbers of the others.
 
-    With `are_skipped` (`skip_bad_episodes=True`), selections may contain them.
+    `records` are JSON objects, one for each episode that cannot be read. `dropped` are others, in
+    no selection, with key, number, length and metadata at least. `numbers` are those of the
+    dataset's episodes in the original; `None` for 0, 1, … With `are_skipped`
+    (`skip_bad_episodes=True`), selections may contain episodes that are left out.
     """
 
     records: Sequence[Mapping[str, Any]] = ()
     are_skipped: bool = False
+    dropped: Sequence[Mapping[str, Any]] = ()
+    numbers: Sequence[int] | None = None
 
     @classmethod
-    def of(cls, bad: Iterable[tuple[Any, SourceError]]) -> BadEpisodes:
-        """Return the record of episodes, each a source's `EpisodeInfo`, and errors."""
-        facts = [
-            {
-                **{name: getattr(info, name) for name in _DESCRIBED},
-                "metadata": dict(info.metadata),
-                "message": error.message,
-                "context": error.context(),
-            }
+    def of(
+        cls,
+        bad: Iterable[tuple[Any, SourceError]],
+        dropped: Iterable[Any],
+        original_keys: Sequence[str],
+        keys: Sequence[str],
+    ) -> BadEpisodes:
+        """Return the record of bad episodes, each a source's `EpisodeInfo`, and their errors.
+
+        `dropped` are infos of others that are left out. `original_keys` are the keys of all the
+        original's episodes in its order, `keys` those of the dataset.
+        """
+        places = {key: number for number, key in enumerate(original_keys)}
+
+        def facts(info: Any) -> dict[str, Any]:
+            values = {name: getattr(info, name) for name in _DESCRIBED}
+            return {**values, "metadata": dict(info.metadata), "number": places[info.key]}
+
+        records = [
+            {**facts(info), "message": error.message, "context": error.context()}
             for info, error in bad
         ]
-        return cls(json.loads(json.dumps(facts, default=str)))
+        numbers = [places[key] for key in keys]
+        return cls(
+            json.loads(json.dumps(records, default=str)),
+            dropped=json.loads(json.dumps([facts(info) for info in dropped], default=str)),
+            numbers=None if numbers == [*range(len(original_keys))] else numbers,
+        )
+
+    @property
+    def left_out(self) -> list[Mapping[str, Any]]:
+        """Records of all episodes that are left out."""
+        return [*self.records, *self.dropped]
 
     @property
     def errors(self) -> dict[str, SourceError]:
@@ -257,22 +303,56 @@ class BadEpisodes:
             for record in self.records
         }
 
-    def check(self, episodes: EpisodeFilter = None, split: str | None = None) -> EpisodeFilter:
-        """Raise `SourceError` if the selection contains an episode that is left out.
+    def names(self, index: Index) -> EpisodeNames:
+        """Return the names by which tables and selections refer to the episodes of an index."""
+        return EpisodeNames(
+            index.keys,
+            index.num_frames,
+            index.metadata,
+            None if self.numbers is None else np.asarray(self.numbers, np.int64),
+            [
+                *(_left_out(record, _listed_length(record)) for record in self.records),
+                *(_left_out(record, record["num_frames"]) for record in self.dropped),
+            ],
+        )
 
-        Returns the selection, with `are_skipped` without keys of these episodes.
+    def taken(self, index: Index, rows: npt.NDArray[np.int64]) -> BadEpisodes:
+        """Return the record for a dataset of the episodes `rows` of `index`, ascending."""
+        count = len(index.num_frames)
+        if len(rows) == count:
+            return self
+        numbers = range(count) if self.numbers is None else self.numbers
+        dropped = [
+            {
+                "key": index.key(row),
+                "num_frames": int(index.num_frames[row]),
+                "metadata": index.episode_metadata(row),
+                "number": numbers[row],
+            }
+            for row in np.setdiff1d(np.arange(count), rows).tolist()
+        ]
+        return replace(
+            self,
+            dropped=[*self.dropped, *dropped],
+            numbers=[numbers[row] for row in rows.tolist()],
+        )
+
+    def check(self, episodes: EpisodeFilter = None, split: str | None = None) -> EpisodeFilter:
+        """Raise `SourceError` if the selection contains an episode that cannot be read.
+
+        Returns the selection, with `are_skipped` without keys and numbers of left out episodes.
         """
-        if not self.records:
+        if not self.left_out:
             return episodes
-        left_out = self.errors
         if self.are_skipped and not (callable(episodes) or isinstance(episodes, str | None)):
+            left_out = {record[name] for record in self.left_out for name in ("key", "number")}
             readable: Any = [episode for episode in episodes if episode not in left_out]
             return readable or episodes
         records, choice = () if self.are_skipped else self.records, _choice_of(episodes)
         if split is not None:
             records = [record for record in records if record["split"] == split]
         if bad_keys := [record["key"] for record in records if choice.has(record)]:
-            keys, first_error = first_of(bad_keys, _SHOWN_BAD), left_out[bad_keys[0]]
+            keys, first_error = first_of(bad_keys, _SHOWN_BAD), self.errors[bad_keys[0]]
             raise SourceError(
                 f"{counted(len(bad_keys), 'selected episode')} cannot be read: {keys}; select "
                 "others (episodes= of a loader, --dataset.episodes of lerobot-train), or leave "

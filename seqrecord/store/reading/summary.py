@@ -544,7 +544,7 @@ def _counts(
     dataset: Dataset, episodes: EpisodeFilter, clip: ClipSpec | None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
     """Return numbers of the selected episodes, and their clip counts if requested: int64 [n]."""
-    numbers = dataset.find_episodes(episodes)
+    numbers = dataset.contents.find_episodes(episodes)
     if clip is None:
         return numbers, None
     table = load_entry(CLIPS)(dataset.contents, clip, episodes)

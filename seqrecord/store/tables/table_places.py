@@ -2,7 +2,7 @@
 
 ::
 
-    episode              key as text, or number in the dataset
+    episode              key as text, or number in the dataset; of an original, in the original
     episode_index        number; of a LeRobot dataset, LeRobot's
     frame, frame_index   frame of the episode
     start, stop (end)    frames [start, stop)
@@ -12,8 +12,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,22 +33,46 @@ INDEX = "index"
 UNKNOWN = -1
 """Row of an episode that a dataset lacks."""
 
+_LEFT_OUT = UNKNOWN - 1  # code of the first episode that is left out; of others -3, -4, …
+
 _EXPECTED = (
     "episode (key or number) or episode_index, with frame, frame_index, or start and stop (end); "
     "or index, the frame counted over all episodes"
 )
 
 
+class LeftOutEpisode(NamedTuple):
+    """An episode of an original that a dataset leaves out; it keeps its number."""
+
+    number: int
+    key: str
+    num_frames: int | None  # if known
+    metadata: Mapping[str, Any]
+
+
 @dataclass(frozen=True, eq=False)
 class EpisodeNames:
     """Keys, numbers and lengths of a dataset's episodes, by which tables name them.
 
-    `metadata` has JSON objects, where LeRobot datasets' numbers are an entry.
+    `metadata` has JSON objects, where LeRobot datasets' numbers are an entry. `numbers` are the
+    numbers of the episodes, by default 0, 1, …; `left_out` has the other ones.
     """
 
     keys: pa.StringArray
     num_frames: IntArray
     metadata: pa.StringArray
+    numbers: IntArray | None = None
+    left_out: Sequence[LeftOutEpisode] = ()
+
+    @cached_property
+    def rows(self) -> IntArray:
+        """Row of the episode of each number, int64 [numbers]; below `UNKNOWN` if left out."""
+        count = len(self.num_frames)
+        rows = np.empty(count + len(self.left_out), np.int64)
+        rows[np.arange(count) if self.numbers is None else self.numbers] = np.arange(count)
+        for place, episode in enumerate(self.left_out):
+            rows[episode.number] = _LEFT_OUT - place
+        return rows
 
     @cached_property
     def lerobot_numbers(self) -> IntArray | None:
@@ -78,58 +103,109 @@ class EpisodeNames:
         `name` is the column's, one of `EPISODE_NAMES`. Raises `ClipError` for another type, and
         `RowError` for a number in the dataset that is out of range.
         """
-        import pyarrow.compute as pc  # a slow import
-
-        if name == "episode" and holds_text(column.type):
-            rows = pc.index_in(column.cast(self.keys.type), value_set=self.keys)
-            return np.asarray(rows.fill_null(UNKNOWN), np.int64)
-        numbers = _integers(column, name, "keys or numbers" if name == "episode" else "numbers")
-        if name != "episode" and (original_numbers := self.lerobot_numbers) is not None:
-            order = np.argsort(original_numbers)
-            place = np.searchsorted(original_numbers, numbers, sorter=order)
-            rows = order[np.minimum(place, len(order) - 1)]
-            return np.where(original_numbers[rows] == numbers, rows, UNKNOWN)
-        last = len(self.num_frames) - 1
-        for row in np.flatnonzero((numbers < 0) | (numbers > last))[:1].tolist():
-            raise _wrong(f"unknown number in column {name}", row, f"0 to {last}", numbers[row])
-        return numbers
+        return np.maximum(self._codes(column, name), UNKNOWN)
 
     def locate(self, column: pa.Array) -> tuple[IntArray, IntArray]:
-        """Return episode row and frame of each `index`, int64 [n] each.
+        """Return episode row, as `find`, and frame of each `index`, int64 [n] each.
 
         Raises `RowError` if an index is out of range, and `ClipError` if LeRobot's numbers have
-        holes: the lengths of the episodes in between are unknown.
+        holes, or an episode is left out of which only its data would tell the length.
         """
+        codes, frames = self._codes_of_index(column)
+        return np.maximum(codes, UNKNOWN), frames
+
+    def find_left_out(self, column: pa.Array, name: str) -> IntArray:
+        """Return the place in `left_out` of each episode, int64 [n], `UNKNOWN` for others.
+
+        `name` is the column's, one of `EPISODE_NAMES`, or `INDEX`. Errors as for `find` and
+        `locate`.
+        """
+        is_index = name == INDEX
+        codes = self._codes_of_index(column)[0] if is_index else self._codes(column, name)
+        return np.maximum(_LEFT_OUT - codes, UNKNOWN)
+
+    def _codes(self, column: pa.Array, name: str) -> IntArray:
+        """Row of each episode, int64 [n], `UNKNOWN`, or the code of one that is left out."""
+        import pyarrow.compute as pc  # a slow import
+
+        left_out_codes = _LEFT_OUT - np.arange(len(self.left_out))
+        if name == "episode" and holds_text(column.type):
+            column = column.cast(self.keys.type)
+            codes = np.full(len(column), UNKNOWN)
+            if self.left_out:
+                keys = pa.array([episode.key for episode in self.left_out], self.keys.type)
+                places = pc.index_in(column, value_set=keys)
+                is_left_out = np.asarray(places.is_valid())
+                codes[is_left_out] = left_out_codes[np.asarray(places.drop_null())]
+            rows = np.asarray(pc.index_in(column, value_set=self.keys).fill_null(UNKNOWN), np.int64)
+            return np.where(rows == UNKNOWN, codes, rows)
+        numbers = _integers(column, name, "keys or numbers" if name == "episode" else "numbers")
+        if name != "episode" and (lerobot := self._lerobot_codes) is not None:
+            original_numbers, codes = lerobot
+            place = np.minimum(np.searchsorted(original_numbers, numbers), len(codes) - 1)
+            return np.where(original_numbers[place] == numbers, codes[place], UNKNOWN)
+        last = len(self.rows) - 1
+        for row in np.flatnonzero((numbers < 0) | (numbers > last))[:1].tolist():
+            raise _wrong(f"unknown number in column {name}", row, f"0 to {last}", numbers[row])
+        return self.rows[numbers]
+
+    def _codes_of_index(self, column: pa.Array) -> tuple[IntArray, IntArray]:
+        """Codes of episodes as `_codes`, and frames, of each `index`."""
         numbers, order = _integers(column, INDEX, "frames"), self._order()
         if order is None:
             raise ClipError(
-                "the column index is ambiguous: the dataset lacks some of LeRobot's episodes",
-                expected="the columns episode_index and frame_index",
+                "the column index is ambiguous: the dataset lacks some of LeRobot's episodes, or "
+                "leaves out one of unknown length",
+                expected="the columns episode or episode_index, and frame_index",
             )
-        stops = np.cumsum(self.num_frames[order])
+        codes, lengths = order
+        stops = np.cumsum(lengths)
         total = int(stops[-1])
         for row in np.flatnonzero((numbers < 0) | (numbers >= total))[:1].tolist():
             problem = f"frame outside of the dataset in column {INDEX}"
             raise _wrong(problem, row, f"0 to {total - 1}", numbers[row])
         place = np.searchsorted(stops, numbers, "right")
-        return order[place], numbers - (stops - self.num_frames[order])[place]
+        return codes[place], numbers - (stops - lengths)[place]
 
     def indexes(self, episode: IntArray, frame: IntArray) -> IntArray | None:
         """Return the `index` of frames, int64 [n]; `None` if it is unknown, see `locate`."""
         if (order := self._order()) is None:
             return None
-        begins = np.empty_like(order)
-        begins[order] = np.cumsum(self.num_frames[order]) - self.num_frames[order]
+        codes, lengths = order
+        is_here = codes > UNKNOWN
+        begins = np.empty_like(self.num_frames)
+        begins[codes[is_here]] = (np.cumsum(lengths) - lengths)[is_here]
         return begins[episode] + frame
 
-    def _order(self) -> IntArray | None:
-        """Rows of the episodes in the order of their numbers; `None` if the numbers have holes."""
-        numbers = self.lerobot_numbers
-        if numbers is None:
-            return np.arange(len(self.num_frames))
-        order = np.argsort(numbers)
-        has_holes = not np.array_equal(numbers[order], np.arange(len(numbers)))
-        return None if has_holes else order
+    def _order(self) -> tuple[IntArray, IntArray] | None:
+        """Codes and lengths of all episodes in the order of their numbers, int64 [numbers] each.
+
+        `None` if LeRobot's numbers have holes, and if a length is unknown.
+        """
+        codes, lengths = self.rows, [episode.num_frames for episode in self.left_out]
+        if None in lengths:
+            return None
+        if (lerobot := self._lerobot_codes) is not None:
+            if not np.array_equal(lerobot[0], np.arange(len(codes))):
+                return None
+            codes = lerobot[1]
+        by_code = np.array([*lengths[::-1], 0, *self.num_frames.tolist()], np.int64)  # ascending
+        return codes, by_code[codes - UNKNOWN + len(lengths)]
+
+    @cached_property
+    def _lerobot_codes(self) -> tuple[IntArray, IntArray] | None:
+        """LeRobot's numbers of all episodes that have one, ascending, and their codes, int64 [n]
+        each; `None` if no episode has one.
+        """
+        if (numbers := self.lerobot_numbers) is None:
+            return None
+        codes = np.arange(len(numbers))
+        for place, episode in enumerate(self.left_out):
+            number = episode.metadata.get("episode_index")
+            if type(number) is int and number.bit_length() < 64:
+                numbers, codes = np.append(numbers, number), np.append(codes, _LEFT_OUT - place)
+        order = np.argsort(numbers, kind="stable")
+        return numbers[order], codes[order]
 
 
 @dataclass(frozen=True, eq=False)

@@ -376,7 +376,9 @@ def set_text(
             return values_in_order(episode, name, range(len(episode)))
 
         is_text = partial(eq, text)
-        selection = [dataset.episodes[keys[n]] for n in dataset.find_episodes(episodes).tolist()]
+        selection = [
+            dataset.episodes[keys[n]] for n in dataset.contents.find_episodes(episodes).tolist()
+        ]
         changed_uids = {e.uid for e in selection if not all(map(is_text, old_values(e)))}
 
     def new_values(episode: Episode) -> Iterable[Any]:

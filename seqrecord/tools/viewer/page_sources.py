@@ -64,7 +64,7 @@ def page_sources(
                 data, features=features, storage_options=storage_options, skip_bad_episodes=True
             )
             stack.enter_context(dataset)
-        numbers = dataset.find_episodes(episodes).tolist()
+        numbers = dataset.contents.find_episodes(episodes).tolist()
         yield PageSources(dataset.url, [PageSource("", dataset, numbers)])
 
 

@@ -56,7 +56,7 @@ def view_rerun(
     """
     rerun = import_extra("rerun", "this requires Rerun, the extra `rerun`: pip install rerun-sdk")
     with opened(data, features=features, storage_options=storage_options) as dataset:
-        rows = dataset.find_episodes(episodes)
+        rows = dataset.contents.find_episodes(episodes)
         keys = dataset.contents.index.keys_of(rows)
         stream = rerun.RecordingStream("seqrecord")
         if save is None:
