@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -384,7 +385,7 @@ def broken(text: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("encode", "match"),
     [
-        (broken, "close it"),
+        (lambda text: [[1.0], [2.0, 3.0]], r"no array.*got: \[\[1.0\], \[2.0, 3.0\]\]"),
         (lambda text: text.upper(), "no array"),
         (3, "per_text is not valid"),
     ],
@@ -394,9 +395,13 @@ def test_mistakes(records: Path, encode: Any, match: str) -> None:
         derive(records, encode)
 
 
+@pytest.mark.usefixtures("users_boundary")
 def test_an_error_loses_no_value(records: Path) -> None:
-    with pytest.raises(ClipError, match="out of memory"):
+    with pytest.raises(ValueError, match="out of memory") as caught:
         derive(records, broken)
+    assert caught.type is ValueError
+    text = "".join(traceback.format_exception_only(caught.value))
+    assert f"in the function of per_text, for the text {TASKS[1]!r}" in text
     encoder = TextEncoder()
     derive(records, encoder, version="")
     assert TASKS[1] in encoder.texts
@@ -433,7 +438,7 @@ def test_values_of_an_interrupted_function_are_not_used(
             *(records, mean, place), features=["image"], per_text=per_text, version=version
         )
 
-    with pytest.raises(ClipError, match="interrupted"):
+    with pytest.raises(ValueError, match="interrupted"):
         call(interrupted, "")
     encoder = TextEncoder()
     arguments: dict[str, Any] = {"features": ["image"], "per_text": {"task": encoder}}
@@ -454,7 +459,7 @@ def test_a_function_of_another_version_continues_from_nothing(records: Path) -> 
         calls.append(text)
         return interrupted(text) if len(calls) <= 3 else embedding(text)
 
-    with pytest.raises(ClipError, match="interrupted"):
+    with pytest.raises(ValueError, match="interrupted"):
         derive(records, encode, keep=["task"], version="1")
     folder = derive(records, encode, keep=["task"], version="2")
     assert values_of(folder) == EXPECTED
@@ -726,7 +731,7 @@ def test_a_kill_while_values_are_replaced_mixes_none(tmp_path: Path) -> None:
     other_values = {text: other_embedding(text).float().tolist() for text in TASKS}
     for at in range(1, 1000):
         records = write_records(tmp_path / str(at) / "records", range(3))
-        with pytest.raises(ClipError, match="interrupted"):
+        with pytest.raises(ValueError, match="interrupted"):
             derive(records, interrupted)
 
         def work(records: Path = records) -> None:

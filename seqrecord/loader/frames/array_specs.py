@@ -174,7 +174,12 @@ def check_arrays(
 
 
 def add_place(
-    error: Exception, what: str, *, file: str, episode: str, frame: int | None = None
+    error: Exception,
+    what: str,
+    *,
+    file: str | None = None,
+    episode: str | None = None,
+    frame: int | None = None,
 ) -> None:
     """Add episode and frame to an error being raised, in its message or as a note.
 
@@ -192,8 +197,9 @@ def add_place(
     if isinstance(error, SeqRecordError):
         error.located(file=file, episode=episode, frame=frame)
         return
-    place = f"in {what} of episode {episode}"
-    place += f", {file}" if frame is None else f", frame {frame}, {file}"
+    place = f"in {what}" if episode is None else f"in {what} of episode {episode}"
+    place += "" if frame is None else f", frame {frame}"
+    place += "" if file is None else f", {file}"
     if hasattr(error, "add_note"):  # Python 3.11
         error.add_note(place)
     elif error.args and isinstance(error.args[0], str):

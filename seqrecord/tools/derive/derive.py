@@ -34,6 +34,7 @@ from seqrecord.store.writing.destination import RESUME
 from seqrecord.store.writing.stored_schema import Codecs
 from seqrecord.tools.derive.column_update import ColumnUpdate
 from seqrecord.tools.derive.derived_source import DerivedSource, DeriveFunction
+from seqrecord.tools.derive.function_errors import raising_cause
 from seqrecord.tools.derive.provenance import Derivation, Settings, is_per_frame
 from seqrecord.tools.derive.ranks import RankWorkers, follow, lead, rank_group
 from seqrecord.tools.derive.text_source import (
@@ -57,6 +58,7 @@ _NOT_COMPARED = frozenset(
 """Arguments of `derive` that decide no values."""
 
 
+@raising_cause()
 def derive(
     dataset: DatasetLike,
     function: DeriveFunction,
@@ -128,9 +130,10 @@ def derive(
             `memory_limit` and others. `order`, `output` and `rename` have their defaults. Samples
             that change from epoch to epoch are refused.
 
-    Raises `ClipError` for results that are not one value per row, names of batches' columns, and
-    errors of the function, with episode and frame; `ConflictError` if another writer commits
-    meanwhile; and the errors of `convert`.
+    Raises `ClipError` for results that are not one value per row and names of batches' columns;
+    `ConflictError` if another writer commits meanwhile; and the errors of `convert`. Errors of the
+    functions are raised as they are, with the episode and frame, or the text, as a note; with
+    several ranks, as `ClipError` with their text.
 
     Example:
         def brightness(batch):
@@ -221,6 +224,7 @@ def _naming_remedy() -> Iterator[None]:
         raise
 
 
+@raising_cause()
 def check_derived(
     dataset: DatasetLike,
     function: DeriveFunction,

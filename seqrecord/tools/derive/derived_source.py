@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.errors import ClipError, SeqRecordError
+from seqrecord.errors import ClipError
 from seqrecord.loader.clips.frames import ClipFrames, ClipKeys
+from seqrecord.loader.frames.array_specs import add_place
 from seqrecord.loader.pipes.columns import FRAMES_IS_PAD, IS_PAD
 from seqrecord.loader.pipes.loaders import SeqRecordPipe
 from seqrecord.loader.pipes.make_view import make_view
@@ -40,6 +41,7 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.derivations import DERIVED_FROM
 from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.store.tables.grids import IntArray
+from seqrecord.tools.derive.function_errors import carrying_errors
 from seqrecord.tools.derive.provenance import (
     Settings,
     columns_in,
@@ -322,6 +324,7 @@ class DerivedSource:
             return frames
         return np.where(window.is_pad, -1, frames)
 
+    @carrying_errors()
     def schema(self) -> Schema:
         """Return the features of the first batch; calls the function once, if it has to."""
         if self.stored_schema is not None:
@@ -357,6 +360,7 @@ class DerivedSource:
         first, end = np.searchsorted(self.episode_of_clips, [number, number + 1]).tolist()
         return int(end - first)
 
+    @carrying_errors()
     def episodes(self) -> Sequence[EpisodeInfo]:
         """Return the episodes that have clips, in the dataset's order."""
         return self._infos
@@ -568,6 +572,7 @@ class _Stream:
         self._keys, self._starts = self._keys[count:], self._starts[count:]
         self._columns = {n: rows_of(c, count, len(c)) for n, c in self._columns.items()}
 
+    @carrying_errors()
     def _next(self) -> None:
         """Read a batch, and call the function."""
         batch = next(self._batches, None)
@@ -595,15 +600,11 @@ class _Stream:
         try:
             with torch.no_grad():
                 results = source.function(inputs, **source.settings.arguments)
-        except SeqRecordError:
-            raise
         except Exception as error:
-            raise ClipError(
-                f"the function fails: {type(error).__name__}: {error}",
-                file=source.dataset.url,
-                episode=self._keys[0],
-                frame=int(self._starts[0]),
-            ) from error
+            frame, file = int(self._starts[0]), source.dataset.url
+            what = "the function of derive"
+            add_place(error, what, file=file, episode=self._keys[0], frame=frame)
+            raise
         return columns_of(results, len(self._keys))
 
     def _of_samples(self, batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from seqrecord.errors import ClipError, SeqRecordError
+from seqrecord.errors import ClipError
 from seqrecord.formats.converting.convert_jobs import Job, JobResult, Meter, Workers, write_job
 from seqrecord.loader.pipes.distributed import Ranks
 from seqrecord.store.originals.protocol import Source
+from seqrecord.tools.derive.function_errors import picklable_error
 
 _PATIENCE = timedelta(days=30)  # of ranks that wait for the slowest one
 
@@ -114,7 +115,7 @@ def lead(group: Any, plan: Callable[[], _Result]) -> _Result:
     try:
         result = plan()
     except BaseException as error:
-        _broadcast(group, ("error", _picklable(error)))
+        _broadcast(group, ("error", picklable_error(error)))
         raise
     _broadcast(group, ("end", result))
     return result
@@ -142,7 +143,7 @@ def _work(
         try:
             result = write_job(job, advance)
         except Exception as error:
-            result = _picklable(error)
+            result = picklable_error(error)
         finally:
             if rank:
                 job.storage.close()
@@ -155,7 +156,3 @@ def _broadcast(group: Any, message: Any) -> Any:
     messages = [message]
     dist.broadcast_object_list(messages, dist.get_global_rank(group, 0), group)
     return messages[0]
-
-
-def _picklable(error: BaseException) -> Any:
-    return error if isinstance(error, SeqRecordError) else RuntimeError(repr(error))

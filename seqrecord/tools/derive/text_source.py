@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from seqrecord.companions.dictionaries import StoredDictionary
-from seqrecord.errors import ClipError, NotFoundError, SeqRecordError, SourceError
+from seqrecord.errors import ClipError, NotFoundError, SourceError
 from seqrecord.formats.converting.convert import convert
 from seqrecord.formats.converting.convert_jobs import Workers
+from seqrecord.loader.frames.array_specs import add_place
 from seqrecord.store.format.manifest import Dictionary
 from seqrecord.store.format.text_keys import FEATURE, TEXT, key_of_text
 from seqrecord.store.originals.inventory import Account
@@ -25,6 +26,7 @@ from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.text import repr_of
 from seqrecord.store.writing.stored_schema import Codecs
+from seqrecord.tools.derive.function_errors import carrying_errors
 from seqrecord.tools.derive.provenance import function_name, package_versions
 from seqrecord.tools.derive.results import array_of_result
 
@@ -102,24 +104,24 @@ class TextSource:
             got=f"{got} for the text {repr_of(text, 200)}",
         )
 
+    @carrying_errors()
     def _call(self, text: str) -> np.ndarray[Any, Any]:
+        shown_text = repr_of(text, 200)
         try:
             with torch.no_grad():
-                value: np.ndarray[Any, Any] = array_of_result(self.function(text))
-        except SeqRecordError:
-            raise
+                result = self.function(text)
         except Exception as error:
+            add_place(error, f"the function of per_text, for the text {shown_text}")
+            raise
+        value: np.ndarray[Any, Any] | None = None
+        with suppress(RuntimeError, TypeError, ValueError):  # lists of several lengths
+            value = array_of_result(result)
+        if value is None or value.dtype.kind not in "biufcV":
             raise ClipError(
-                f"the function of per_text fails: {type(error).__name__}: {error}",
-                feature=self.dictionary.name,
-                got=f"the text {repr_of(text, 200)}",
-            ) from error
-        if value.dtype.kind not in "biufcV":
-            raise ClipError(
-                f"the function of per_text returns no array for {repr_of(text, 200)}",
+                f"the function of per_text returns no array for {shown_text}",
                 feature=self.dictionary.name,
                 expected="a tensor or array of numbers, such as [L, 4096]",
-                got=value.dtype,
+                got=repr_of(result, 100) if value is None else value.dtype,
             )
         return value
 
