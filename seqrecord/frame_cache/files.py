@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import StorageError
-from seqrecord.loader.reading.mapped_files import MappedFiles
+from seqrecord.loader.reading.mapped_files import STATE_NUMBERS, MappedFiles
 from seqrecord.store.checksum import Buffer, crc32c
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.storage.cache_folder import (
@@ -60,7 +60,8 @@ _MAX_BYTES = 1 << 30  # of the slots of a file: what is evicted together
 _LIMIT_SHARE = 16  # a file has at most this part of the limit
 _MAX_CHUNKS = 1 << 16  # of a file
 _CREATED_BYTES = 8 * _BLOCK  # for a new file and its folder, and blocks that slots begin and end in
-_USE_SECONDS = 1.0  # between notes of a mapped file's use
+_USE_SECONDS = 1.0  # between questions to a mapped file that loads use
+_NOTE_SECONDS = 60.0  # between notes of its use, of all processes
 _EXTENT_SHARE = 10  # bits: for the file system's own blocks of a file
 
 
@@ -101,12 +102,46 @@ class _FrameFile:
 
 
 class _FileMap:
-    """A mapped file, and which of its slots this process has checked: bool [num_slots]."""
+    """A mapped file, and marks of the slots that this process has checked: the version of the file
+    then, uint16 [num_slots].
+    """
 
-    def __init__(self, files: MappedFiles, num_slots: int) -> None:
-        self.files, self.checked = files, np.zeros(num_slots, np.bool_)
+    def __init__(self, files: MappedFiles, num_slots: int, changes: IntArray) -> None:
+        self._changes = changes  # not its owner: maps end with their last reference
+        self.files, self.marks = files, np.zeros(num_slots, np.uint16)
         self.start = files.memory.ctypes.data + int(files.places[0])
-        self.used = 0.0  # when its use was noted
+        self.asked = 0.0  # when its use was noted, or it was asked for changes
+        self._state = np.zeros(STATE_NUMBERS, np.int64)
+        files.check(0, self._state)
+
+    @property
+    def version(self) -> int:
+        """The version of the file at the last call of `check`."""
+        return int(self._state[-1])
+
+    @property
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """See `MappedFiles`."""
+        return self.files.memory
+
+    def check(self) -> None:
+        """Find a new version: somebody may have written to the file.
+
+        Other processes that add slots or note their use are somebody, too: then checksums are
+        compared once more. Raises `StorageError` if the file has become shorter.
+        """
+        if self.version != self.files.check(0, self._state):
+            self._changes[0] += 1
+
+    def is_used_before(self, seconds: float) -> bool:
+        """Whether the last use that any process has noted is longer ago; of the last `check`."""
+        return not self.asked or time.time_ns() - int(self._state[0]) > seconds * 1e9
+
+    def take_times(self) -> None:
+        """Take the times of the file after a change of one's own, in the same version."""
+        state = self._state.copy()
+        self.files.check(0, state)
+        self._state[:-1] = state[:-1]
 
     def bytes(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Bytes of the file, uint8 [n], which were touched."""
@@ -118,7 +153,7 @@ class MappedSlots(NamedTuple):
     """Addresses of consecutive frames in a mapped file, 0 for absent ones; int64 [n]."""
 
     addresses: IntArray
-    files: MappedFiles
+    file: _FileMap
 
 
 class _Spot(NamedTuple):
@@ -157,6 +192,7 @@ class FrameFiles:
         self.folder = folder
         self._tables: dict[tuple[str, str], _Tables] = {}  # by place and tag
         self._listings: dict[str, _Listing] = {}  # by place
+        self._changes = np.zeros(1, np.int64)
         self._lock = PerProcess(threading.Lock)
         # Threads of a process would poll for the folder's lock.
         self._adding = PerProcess(threading.Lock)
@@ -180,6 +216,20 @@ class FrameFiles:
         missing or cannot be mapped.
         """
         return self.folder.attempt(partial(self._locate, entry, slot, count), None)
+
+    def find_changes(self) -> None:
+        """Find new versions of all mapped files; of shorter ones, copies raise the error."""
+        with self._lock.get():
+            files = [file for tables in self._tables.values() for file in tables.files.values()]
+        for file in files:
+            if file is not None and file.map is not None:
+                with contextlib.suppress(StorageError):
+                    file.map.check()
+
+    @property
+    def num_changes(self) -> int:
+        """How often a mapped file has had a new version."""
+        return int(self._changes[0])
 
     def covers(self, entry: FrameEntry, slot: int, count: int) -> bool:
         """Whether a chunk's frames are all there, without a look at them."""
@@ -221,18 +271,29 @@ class FrameFiles:
         try:
             if (file_map := file.map or self._map(file)) is None:
                 return None
-            checked = file_map.checked[begin : begin + count]
+            self._note_use(file_map, file.path)
+            marks, version = file_map.marks[begin : begin + count], file_map.version
+            checked = marks == version
             if not checked.all():
                 self._check(spot, file_map, slot, checked)
+                marks[checked] = version
         except StorageError:  # of the disk, or a file that became shorter: reading says which
             file.is_mappable = False
             return None
-        if time.monotonic() - file_map.used > _USE_SECONDS:
-            file_map.used = time.monotonic()
-            with contextlib.suppress(OSError):  # read-only disk, or evicted
-                self.folder.note_use(file.path)
         places = np.arange(count) * file.slot_bytes + (file_map.start + spot.offset(slot))
-        return MappedSlots(np.where(checked, places, 0), file_map.files)
+        return MappedSlots(np.where(checked, places, 0), file_map)
+
+    def _note_use(self, file_map: _FileMap, path: str) -> None:
+        """At most once a second, look for a new version of a file; note its use if nobody has done
+        that for a minute. A note is a new version for all other processes.
+        """
+        if time.monotonic() - file_map.asked > _USE_SECONDS:
+            with self._lock.get(), contextlib.suppress(OSError):  # read-only disk, or evicted
+                file_map.check()
+                if file_map.is_used_before(_NOTE_SECONDS):
+                    self.folder.note_use(path)
+                    file_map.take_times()
+            file_map.asked = time.monotonic()
 
     def _map(self, file: _FrameFile) -> _FileMap | None:
         """Map a file; `None` if that is not possible here."""
@@ -243,7 +304,7 @@ class FrameFiles:
                     file.is_mappable = False
                     return None
                 files.map(0, file.path)
-                file.map = _FileMap(files, file.num_slots)
+                file.map = _FileMap(files, file.num_slots, self._changes)
             return file.map
 
     def _check(self, spot: _Spot, file_map: _FileMap, slot: int, checked: Bools) -> None:

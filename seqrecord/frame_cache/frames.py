@@ -185,6 +185,15 @@ class CachedFrames:
         self.features.setdefault(cached_feature.group, []).append(name)
         self._cached_features[name] = cached_feature
 
+    @property
+    def num_changes(self) -> int:
+        """See `DecodedFrames`."""
+        return self._cache.num_changes
+
+    def find_changes(self) -> None:
+        """See `DecodedFrames`."""
+        self._cache.find_changes()
+
     def covers(self, group: int, chunk: IntArray, frame: IntArray) -> bool:
         """Whether a group's features seem to be there for these frames."""
         return group in self._whole and all(
@@ -209,6 +218,7 @@ class CachedFrames:
         """
         absent, read = ~self._present([name], chunk, frame), np.zeros(len(frame), np.bool_)
         out[rows[absent]] = 0  # as decoding leaves frames without the feature
+        in_memory = np.ones(len(frame), np.bool_)
         entries: dict[int, FrameEntry | None] = {}
         for part, row, slot in self._runs(name, chunk, frame, rows):
             if row not in entries:
@@ -219,7 +229,11 @@ class CachedFrames:
                 run = self._read_mapped(entry, slot, rows[part], places)
                 if run is None:
                     run = self._cache.read(entry, slot, _bytes(out, rows, part))
+                else:
+                    in_memory[part] = ~run
                 read[part] = run
+        if places is not None:  # not before: other threads may copy rows that stay where they are
+            places.reset(rows[in_memory])
         return CachedRows(read, absent | read, entries)
 
     def _read_mapped(
@@ -233,7 +247,7 @@ class CachedFrames:
             return None
         is_there: Bools = mapped.addresses != 0
         addresses = mapped.addresses[is_there]
-        if len(addresses) and not places.place(rows[is_there], addresses, mapped.files):
+        if len(addresses) and not places.place(rows[is_there], addresses, mapped.file):
             return None
         return is_there
 

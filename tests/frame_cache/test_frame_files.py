@@ -25,6 +25,7 @@ from seqrecord import (
     SeqRecordPipe,
 )
 from seqrecord.errors import StorageError
+from seqrecord.frame_cache import files
 from tests.cloud.test_cache import locked
 from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.faults import fail_calls
@@ -280,6 +281,75 @@ def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="ended early"):
         list(pipe)
     assert read(path, cache)[0] == read(path, None)[0]
+
+
+def write_in_place(file: Path) -> None:
+    """Changes bytes of all frames, and keeps the size and the time of modification."""
+    status = file.stat()
+    time.sleep(0.02)  # times have the resolution of the kernel's clock
+    data = bytearray(file.read_bytes())
+    data[slots_start(file) + 500 :: 997] = bytes(len(data[slots_start(file) + 500 :: 997]))
+    file.write_bytes(data)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("map_style", "memory_limit", "are_resident"),
+    [(False, "2MiB", False), (False, "64MiB", True), (True, 0, False), (True, "64MiB", True)],
+)
+def test_a_file_that_another_program_writes(
+    map_style: bool, memory_limit: int | str, are_resident: bool, tmp_path: Path
+) -> None:
+    """Frames are right in the next epoch or call, of resident rows too."""
+    path, cache = write(tmp_path / "records", 30, WIDE), tmp_path / "cache"
+    options: dict[str, Any] = {"clip_len": 1, "memory_limit": memory_limit}
+
+    def make(cached: FrameCache | None) -> Any:
+        if map_style:
+            return SeqRecordMapDataset(path, frame_cache=cached, **options)
+        return SeqRecordPipe(path, batch_size=3, frame_cache=cached, shuffle=False, **options)
+
+    def epoch(loader: Any) -> list[bytes]:
+        if map_style:
+            clips = map(loader.__getitem__, range(len(loader)))
+            return [clip["left"].numpy().tobytes() for clip in clips]
+        return [batch["left"].numpy().tobytes() for batch in loader]
+
+    expected = epoch(make(None))
+    read(path, cache)
+    loader = make(FrameCache(cache, "1GiB"))
+    assert [epoch(loader) for _ in range(2)] == [expected] * 2
+    is_mapped = memory_limit != 0  # else frames are read into the batch
+    assert (loader.stats()["frames_mapped"] > 0) == is_mapped
+    for file in frame_files(cache):
+        write_in_place(file)
+    assert epoch(loader) == expected
+    assert [epoch(loader) for _ in range(2)] == [expected] * 2
+    # Frames that were decoded stay in memory; or are in the file again, and mapped.
+    mapped = map_style * loader.stats()["frames_mapped"]
+    for file in frame_files(cache):
+        file.chmod(0o400)
+        file.with_name(f"{file.name[:-1]}x").hardlink_to(file)
+    assert epoch(loader) == expected
+    assert (loader.stats()["frames_mapped"] > mapped) == (is_mapped and not are_resident)
+
+
+def test_own_notes_of_use_are_no_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resident frames of a mapped file stay, without another look at them."""
+    path, cache = write(tmp_path / "records", 6, WIDE), tmp_path / "cache"
+    for name in ("_USE_SECONDS", "_NOTE_SECONDS"):
+        monkeypatch.setattr(files, name, 0.0)
+    read(path, cache)
+    options: dict[str, Any] = {"clip_len": 1, "batch_size": 3, "memory_limit": "64MiB"}
+    pipe = SeqRecordPipe(path, frame_cache=FrameCache(cache, "1GiB"), **options)
+    before = max(file.stat().st_mtime_ns for file in frame_files(cache))
+    list(pipe)
+    assert pipe.stats()["frames_from_cache"] == 6 * FRAMES
+    assert max(file.stat().st_mtime_ns for file in frame_files(cache)) > before
+    for _ in range(2):
+        list(pipe)
+        assert pipe.stats()["frames_from_cache"] == 0
+        assert pipe.stats()["frames_mapped"] > 0
 
 
 def test_an_evicted_file_is_unlinked(tmp_path: Path) -> None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from seqrecord.errors import NotFoundError, StorageError
-from seqrecord.loader.reading.mapped_files import MappedFiles, can_map, num_reserved_maps
+from seqrecord.loader.reading.mapped_files import (
+    MAX_VERSION,
+    MappedFiles,
+    can_map,
+    num_reserved_maps,
+)
 from tests.kit.processes import in_fork
 
 SIZES = (10_000, 0, 4096, 123)
@@ -36,7 +43,7 @@ def mapped(paths: list[Path]) -> MappedFiles:
 
 def content(files: MappedFiles, number: int, size: int) -> bytes:
     files.touch(number, 0, size)
-    files.check([number])
+    files.check(number, np.zeros(3, np.int64))
     place = int(files.places[number])
     return files.memory[place : place + size].tobytes()
 
@@ -80,12 +87,12 @@ def test_a_file_that_is_shorter(paths: list[Path]) -> None:
 
 
 def test_a_file_that_becomes_shorter(paths: list[Path]) -> None:
-    files = mapped(paths)
+    files, state = mapped(paths), np.zeros(3, np.int64)
     files.touch(0, 0, 10_000)
     os.truncate(paths[0], 5000)
     with pytest.raises(StorageError, match=r"ended early.*got: 5000"):
-        files.check([0, 2])
-    files.check([2])
+        files.check(0, state)
+    files.check(2, state)
     with pytest.raises(StorageError, match="ended early"):
         files.touch(0, 8192, 10_000)
     assert content(files, 2, 4096) == paths[2].read_bytes()
@@ -97,23 +104,58 @@ def test_a_file_that_is_replaced_or_deleted_stays(paths: list[Path], tmp_path: P
     (tmp_path / "new").write_bytes(b"x")
     (tmp_path / "new").replace(paths[0])
     paths[2].unlink()
+    state = np.zeros(3, np.int64)
     for number in (0, 2):
-        assert not files.changed(number)
+        # Nobody can ask these files any more.
+        assert len({files.check(number, state) for _ in range(3)}) == 3
         assert content(files, number, SIZES[number]) == old[number]
     (tmp_path / "new").write_bytes(bytes(10_000))
     files.map(0, tmp_path / "new")  # a new version at the same place
     assert content(files, 0, 10_000) == bytes(10_000)
 
 
-def test_a_file_that_is_written_has_changed(paths: list[Path]) -> None:
-    files = mapped(paths)
-    with paths[0].open("r+b") as file:
-        file.write(b"abc")
-    os.utime(paths[0], ns=(1, 1))
-    assert files.changed(0)
-    assert not files.changed(0)
-    assert not files.changed(2)
-    assert content(files, 0, 3) == b"abc"
+def write_in_place(path: Path, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.write(data)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "written": lambda path: write_in_place(path, b"abc"),
+    "written again": lambda path: path.write_bytes(path.read_bytes()),
+    "linked": lambda path: path.with_name("link").hardlink_to(path),
+    "permissions": lambda path: path.chmod(0o400),
+    "an older time": lambda path: os.utime(path, ns=(1, 1)),
+    "renamed": lambda path: path.rename(path.with_name("other")),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_file_that_may_have_been_written_to_has_a_new_version(
+    paths: list[Path], name: str
+) -> None:
+    """Also one whose size and time of modification are kept, as `cp -p` and `rsync` do."""
+    files, state, other = mapped(paths), np.zeros(3, np.int64), np.zeros(3, np.int64)
+    before, status = files.check(0, state), paths[0].stat()
+    assert before == files.check(0, state) == 1
+    time.sleep(0.02)  # times have the resolution of the kernel's clock
+    CHANGES[name](paths[0])
+    if paths[0].exists():
+        os.utime(paths[0], ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert files.check(0, state) == 2
+    assert (files.check(0, state) == 2) == paths[0].exists()
+    assert files.check(2, other) == files.check(2, other) == 1
+    if name == "written":
+        assert content(files, 0, 3) == b"abc"
+
+
+def test_versions_of_a_file_never_end(paths: list[Path]) -> None:
+    """A mount without stable times has a new one at each call; 0 is no version."""
+    files, state = mapped(paths), np.zeros(3, np.int64)
+    for _ in range(3):
+        state[:] = 1, 1, MAX_VERSION - 1
+        assert files.check(0, state) == MAX_VERSION
+        state[0] = 1
+        assert files.check(0, state) == 1
 
 
 def test_unmapped_and_mapped_again(paths: list[Path]) -> None:

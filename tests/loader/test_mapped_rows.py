@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import multiprocessing
 import os
+import shutil
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import CenterCrop, SeqRecordMapDataset, SeqRecordMix, SeqRecordPipe
-from seqrecord.errors import ChecksumError, ClipError, StorageError
+from seqrecord.errors import ChecksumError, ClipError, SeqRecordError, StorageError
 from seqrecord.store.storage.local import LocalStorage
 from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.clip_data import digests, no_leaks
@@ -230,6 +233,166 @@ def test_damage_after_an_epoch_is_found_in_the_next(tmp_path: Path) -> None:
     damage(path, 100_000)
     with pytest.raises(ChecksumError, match="image"):
         digests(pipe)
+
+
+def keeping_times(path: Path, change: Callable[[], object]) -> None:
+    """A change of a record file that keeps its time of modification, as `cp -p` does."""
+    status = record_file(path).stat()
+    time.sleep(0.02)  # times have the resolution of the kernel's clock
+    change()
+    os.utime(record_file(path), ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("feature", ["image", "depth"])
+@pytest.mark.parametrize("map_style", [False, True])
+def test_damage_with_the_same_time_of_modification(
+    tmp_path: Path, feature: str, map_style: bool
+) -> None:
+    """In each group of the file, in the next epoch or call."""
+    path = write(tmp_path / "records", features={"depth": {"group": 1}})
+    features = ["image", "depth"]
+    assert len({seqrecord.open(path).features[name].group for name in features}) == 2
+    options: dict[str, Any] = {"clip_len": 1, "features": features}
+
+    def epoch() -> None:
+        if map_style:
+            clips.__getitems__(range(len(clips)))
+        else:
+            digests(pipe)
+
+    clips = SeqRecordMapDataset(path, memory_limit=0, **options)
+    pipe = SeqRecordPipe(path, batch_size=2, **options)
+    for _ in range(2):
+        epoch()
+    data = record_file(path).read_bytes()
+    offset = data.index(frame(2, 10)[feature].tobytes())
+    keeping_times(path, lambda: damage(path, offset + 1000))
+    with pytest.raises(ChecksumError, match=feature):
+        epoch()
+    keeping_times(path, lambda: damage(path, offset + 1000))  # as it was
+    epoch()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_damage_in_the_middle_of_an_epoch(tmp_path: Path, is_first: bool) -> None:
+    """Also of frames that were checked, and whose batch was not copied yet."""
+    path = write(tmp_path / "records")
+    pipe = SeqRecordPipe(path, clip_len=1, batch_size=2, features=["image"], shuffle=False)
+    if not is_first:
+        digests(pipe)
+    batches = iter(pipe)
+    next(batches)
+    offset = record_file(path).read_bytes().index(frame(4, 5)["image"].tobytes())
+    keeping_times(path, lambda: damage(path, offset))
+    with pytest.raises(ChecksumError, match="image"):
+        list(batches)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "linked": lambda file: file.with_name("link").hardlink_to(file),
+    "permissions": lambda file: file.chmod(0o444),
+    "touched": lambda file: file.touch(),
+    "written again": lambda file: file.write_bytes(file.read_bytes()),
+    "replaced": lambda file: (
+        shutil.copy(file, file.with_name("x")) and file.with_name("x").replace(file)
+    ),
+    "renamed": lambda file: file.rename(file.with_name("other")),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_that_keep_the_bytes(tmp_path: Path, name: str) -> None:
+    """Checksums are compared once more, and that is all."""
+    path = write(tmp_path / "records")
+    pipe, copied = pipe_of(path), pipe_of(both(path)[1])
+    wanted = [digests(copied) for _ in range(4)]
+    assert [digests(pipe) for _ in range(2)] == wanted[:2]
+    assert reads(pipe) == 0
+    time.sleep(0.02)
+    CHANGES[name](record_file(path))
+    assert digests(pipe) == wanted[2]
+    assert reads(pipe) >= sum(LENGTHS) * 75 * 75 * 3
+    assert digests(pipe) == wanted[3]
+    # Nobody can ask a file without its name for changes.
+    assert (reads(pipe) > 0) == (name in ("replaced", "renamed"))
+
+
+def test_a_file_that_is_renamed_and_written(tmp_path: Path) -> None:
+    """What is mapped has another name, under which somebody writes."""
+    path = write(tmp_path / "records")
+    pipe = pipe_of(path)
+    digests(pipe)
+    record_file(path).rename(tmp_path / "other.seqrec")
+    digests(pipe)
+    with (tmp_path / "other.seqrec").open("r+b") as file:
+        file.seek(100_000)
+        file.write(b"?")
+    with pytest.raises(SeqRecordError):
+        digests(pipe)
+
+
+def test_marks_of_a_parent_before_a_change(tmp_path: Path) -> None:
+    """A fork shares marks of frames in files that it maps later, when somebody has written."""
+    path = write(tmp_path / "records", max_file_size=700_000, chunk_frames=4)
+    pipe = SeqRecordPipe(path, clip_len=1, batch_size=2, features=["image"], shuffle=False)
+    next(iter(pipe))  # maps the first file
+    [last] = [
+        file
+        for file in (path / "records").glob("*.seqrec")
+        if frame(4, 5)["image"].tobytes() in file.read_bytes()
+    ]
+    assert str(last) not in Path("/proc/self/maps").read_text()
+    forked, changed = multiprocessing.Event(), multiprocessing.Event()
+    outcomes = list[str]()
+
+    def child() -> str:
+        forked.set()
+        assert changed.wait(60)
+        try:
+            digests(pipe)
+        except ChecksumError:
+            return "found"
+        return "not found"
+
+    thread = threading.Thread(target=lambda: outcomes.append(in_fork(child)))
+    thread.start()
+    assert forked.wait(60)
+    digests(pipe)
+    data = bytearray(last.read_bytes())
+    data[data.index(frame(4, 5)["image"].tobytes())] ^= 255
+    last.write_bytes(data)
+    changed.set()
+    thread.join(60)
+    assert outcomes == ["found"]
+
+
+@pytest.mark.parametrize("map_style", [False, True])
+def test_a_batch_asks_each_file_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch, map_style: bool
+) -> None:
+    """Frames cost no system call: an epoch asks each file, and so does a batch."""
+    options: dict[str, Any] = {"clip_len": 2, "features": ["image", "depth"]}
+    clips = SeqRecordMapDataset(path, **options)
+    pipe = SeqRecordPipe(path, batch_size=8, **options)
+
+    def num_batches() -> int:
+        if map_style:
+            clips.__getitems__(range(0, 40, 5))
+        return 1 if map_style else len(digests(pipe))
+
+    num_batches()
+    asked, stat = list[str](), os.stat
+
+    def counted(name: Any, **options: Any) -> os.stat_result:
+        asked.append(str(name))
+        return stat(name, **options)
+
+    monkeypatch.setattr(os, "stat", counted)
+    count = num_batches()
+    files = len([*(path / "records").glob("*.seqrec")])
+    assert files > 2
+    asked = [name for name in asked if name.endswith(".seqrec")]
+    assert 0 < len(asked) <= files * (count + 1)
 
 
 def test_a_file_that_is_replaced_or_deleted_stays(tmp_path: Path) -> None:

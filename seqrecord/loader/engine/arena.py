@@ -113,6 +113,8 @@ class Arena:
             name: FORMS[spec.value_kind].rows(spec, num_rows) for name, spec in specs.items()
         }
         self._placed: dict[str, PlacedRows] = {}
+        self.num_changes = 0
+        """Of mapped files with rows, when loaded frames were last forgotten."""
 
     def __getitem__(self, feature: str) -> Any:
         """Writable rows of a feature."""
@@ -147,6 +149,15 @@ class Arena:
     def mapped_bytes(self) -> int:
         """Bytes of rows in mapped files, which take no memory of the arena."""
         return sum(self.specs[n].nbytes * rows.num_mapped for n, rows in self._placed.items())
+
+    def forget_placed(self, num_changes: int) -> None:
+        """Forget the loaded frames in mapped files if somebody may have written to these: their
+        number of changes is another one than in the last call. Loads check them again.
+        """
+        if num_changes != self.num_changes:
+            self.num_changes = num_changes
+            for placed_rows in self._placed.values():
+                self.is_read[placed_rows.in_files(slice(None))] = False
 
     def check(self, feature: str, rows: npt.NDArray[np.int64]) -> int:
         """Raise `StorageError` if a mapped file with any of these rows has become shorter.

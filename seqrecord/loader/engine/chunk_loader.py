@@ -140,8 +140,6 @@ class CachedLoads:
                 places = None
                 if self.are_mapped and isinstance(out, Arena):
                     places = out.places(name)
-                if places is not None:
-                    places.reset(rows)
                 cached_rows[name] = self.frames.read(name, chunk, frame, out[name], rows, places)
         except Exception as error:  # for example, an original has changed
             self.decoder.name(error, self.reader.chunk_at(group, int(chunk[0])))
@@ -355,6 +353,16 @@ class ChunkLoader:
             dataset, self._decoder, buffers.chunks, stats, in_pieces, mapped
         )
         self.check, self.close = self._checks.check, self._fetcher.close
+
+    def find_changes(self) -> None:
+        """Ask mapped files of the frame cache whether somebody may have written to them."""
+        if self._cache.frames is not None:
+            self._cache.frames.find_changes()
+
+    @property
+    def num_changes(self) -> int:
+        """How often somebody may have written to mapped files of the frame cache."""
+        return 0 if self._cache.frames is None else self._cache.frames.num_changes
 
     def __call__(self, items: Sequence[AssignedLoad], fetched: Fetched | None = None) -> None:
         """Perform loads of one group, to rows of one arena.

@@ -243,6 +243,8 @@ class Executor:
         )
         threads, is_untouched = self._num_threads, buffers.is_untouched
         self._workers = WorkerPool(loader, threads, self.memory, self._channel, stats, is_untouched)
+        self._check = loader.check
+        self._find_changes(loader)
         self._store = PlanStore(self._policies(), self.job.clip_frames)
         self._copies = self._workers.copies()
         self._rounds = _Rounds(iter(()))
@@ -275,6 +277,15 @@ class Executor:
                 nbytes += sum(spec.nbytes for spec in specs.values()) * num_rows - arena.nbytes
         return nbytes
 
+    def _find_changes(self, loader: ChunkLoader) -> None:
+        """Ask all mapped files whether somebody may have written to them since the last epoch."""
+        for records in {mapped.frames.records for mapped in self._mapped.values()}:
+            records.check_all()
+        loader.find_changes()
+        for arena in self._buffers.arenas:
+            if isinstance(arena, Arena):
+                arena.forget_placed(loader.num_changes)
+
     def _policies(self) -> dict[int, list[FramesOfPlan]]:
         """The policies of the store by group."""
         job, policies = self.job, dict[int, list[FramesOfPlan]]()
@@ -290,7 +301,6 @@ class Executor:
                 used_alone = plan.used(place) if group.window.most_frames is not None else None
                 of_group.append(RingFrames(group, clip_frames, arena, plan.num_cursors, used_alone))
             if (mapped := self._mapped.get(group.group)) is not None:
-                mapped.frames.forget_changed()
                 of_group.append(FileFrames(clip_frames, mapped, group.window.frame_step))
         return policies
 
@@ -374,6 +384,7 @@ class Executor:
         draws = NO_DRAWS if self.job.draw is None else self.job.draw(clips.keys, sources)
         builder = opened.allocate()
         check_rows(sources, self._stats)  # just before copies: a file may become shorter meanwhile
+        self._store.check_again(clips, self._check)
         begin, rows = perf_counter(), slots
         if opened.ends is not None:
             rows, sources, draws = packed(opened.ends, slots, sources, draws)
@@ -419,8 +430,9 @@ def packed(
 
 
 def check_rows(sources: Sequence[ClipRows[Any]], stats: EngineStats) -> None:
-    """Raise `StorageError` if a mapped file with rows to copy has become shorter; count the rows in
-    mapped files.
+    """Find new versions of mapped record files with rows to copy; count the rows in mapped files.
+
+    Raises `StorageError` if a mapped file has become shorter.
     """
     num_mapped = MappedArena.check(
         (source.arena, name, source.rows)

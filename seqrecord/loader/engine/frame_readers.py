@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from seqrecord.loader.frames.array_specs import ArraySpec
-from seqrecord.loader.reading.mapped_files import MappedFiles
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Page
@@ -36,10 +36,27 @@ class CachedRows(NamedTuple):
         return self._replace(read=self.read[index], there=self.there[index])
 
 
+class RowFile(Protocol):
+    """A mapped file with rows.
+
+    Attributes:
+        memory: uint8 [nbytes], of the file and what is mapped beside it.
+    """
+
+    @property
+    def memory(self) -> npt.NDArray[np.uint8]: ...
+
+    def check(self) -> None:
+        """Ask the file for changes. Raises `StorageError` if it has become shorter."""
+
+
 class RowPlaces(Protocol):
     """Rows of a feature that may be in mapped files."""
 
-    def place(self, rows: IntArray, addresses: IntArray, files: MappedFiles) -> bool:
+    def reset(self, rows: IntArray) -> None:
+        """Place rows in the arena's memory."""
+
+    def place(self, rows: IntArray, addresses: IntArray, file: RowFile) -> bool:
         """Place rows at addresses in a mapped file; whether that is possible."""
 
 
@@ -57,6 +74,15 @@ class DecodedFrames(Protocol):
         self, leading: int, specs: Mapping[str, ArraySpec], key: str | None
     ) -> DecodedFrames | None:
         """The results of the frame transform `key`, by the leading group; `None` if impossible."""
+
+    @property
+    def num_changes(self) -> int:
+        """How often somebody may have written to a mapped file, as far as they were asked. When the
+        number is another one, rows in these files must be placed anew.
+        """
+
+    def find_changes(self) -> None:
+        """Ask all mapped files."""
 
     def covers(self, group: int, chunk: IntArray, frame: IntArray) -> bool:
         """Whether a group's features seem to be there for these frames."""

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.loader.clips.layouts import episode_layout
-from seqrecord.loader.reading.mapped_files import MappedFiles
+from seqrecord.loader.engine.frame_readers import RowFile
 from seqrecord.loader.reading.mapped_frames import MappedFrames, MappedRecords, mapped_frames
 from seqrecord.store.format.pages import ALIGNMENT
 from seqrecord.store.processes.forks import PerProcess
@@ -115,6 +115,11 @@ class MappedArena:
         """The number of the group."""
         return self._grid.group
 
+    @property
+    def num_changes(self) -> int:
+        """How often somebody may have written to a mapped file."""
+        return self.frames.records.num_changes
+
     @classmethod
     def of_groups(cls, contents: Contents, without: Container[int] = ()) -> dict[int, MappedArena]:
         """Rows of a dataset's mapped frames by group, except groups with too many addresses."""
@@ -155,9 +160,10 @@ class MappedArena:
 
     @staticmethod
     def check(rows_of_features: Iterable[tuple[MappedArena, str, IntArray]]) -> int:
-        """Raise `StorageError` if a file with rows has become shorter; returns their number.
+        """Find new versions of the files with rows; returns the number of rows.
 
-        All features at once: a file has several, and its size is asked for once.
+        All features at once: a file has several, and is asked once. Raises `StorageError` if one
+        has become shorter.
         """
         offsets, count = dict[MappedRecords, list[IntArray]](), 0
         for arena, name, rows in rows_of_features:
@@ -190,7 +196,7 @@ class PlacedRows:
         begin = array.ctypes.data
         self._addresses = begin + self._nbytes * np.arange(len(array))
         self.num_mapped = 0
-        self._files: dict[int, MappedFiles] = {}  # by address; they stay mapped
+        self._files: dict[int, RowFile] = {}  # by address; they stay mapped
         self._span = self._rows_between(begin, begin + array.nbytes)
         self._lock = PerProcess(threading.Lock)
 
@@ -203,12 +209,12 @@ class PlacedRows:
         """Place rows in the arena's memory."""
         if self._files:
             with self._lock.get():
-                self.num_mapped -= int(np.count_nonzero(self._in_files(rows)))
+                self.num_mapped -= int(np.count_nonzero(self.in_files(rows)))
         self._addresses[rows] = self._array.ctypes.data + self._nbytes * rows
 
-    def place(self, rows: IntArray, addresses: IntArray, files: MappedFiles) -> bool:
+    def place(self, rows: IntArray, addresses: IntArray, file: RowFile) -> bool:
         """Place rows in a mapped file; whether that is possible."""
-        start, stop = files.memory.ctypes.data, files.memory.ctypes.data + len(files.memory)
+        start, stop = file.memory.ctypes.data, file.memory.ctypes.data + len(file.memory)
         with self._lock.get():
             span = self._span
             if not (span.start <= start and stop <= span.stop):
@@ -217,8 +223,8 @@ class PlacedRows:
                 if start % unit != addresses[0] % unit or not has_room(stop - start, self._nbytes):
                     return False
                 self._span = self._rows_between(start, stop)
-            self._files.setdefault(files.memory.ctypes.data, files)
-            self.num_mapped += len(rows) - int(np.count_nonzero(self._in_files(rows)))
+            self._files.setdefault(file.memory.ctypes.data, file)
+            self.num_mapped += len(rows) - int(np.count_nonzero(self.in_files(rows)))
         self._addresses[rows] = addresses
         return True
 
@@ -233,19 +239,20 @@ class PlacedRows:
         span.gather(span.find(self._addresses[rows] - span.start), out)
 
     def check(self, rows: IntArray) -> int:
-        """Raise `StorageError` if a mapped file with any of these rows has become shorter.
+        """Ask the mapped files with any of these rows for changes.
 
-        Returns the number of rows in mapped files.
+        Returns the number of rows in mapped files. Raises `StorageError` if a file has become
+        shorter.
         """
         starts = np.sort(np.fromiter(self._files, np.int64))
         if len(starts) > _FEW_FILES:  # else it takes less time to check all
             numbers = distinct(np.searchsorted(starts, self._addresses[rows], side="right") - 1)
             starts = starts[numbers[numbers >= 0]]
         for start in starts.tolist():
-            self._files[start].check([0])
-        return int(np.count_nonzero(self._in_files(rows)))
+            self._files[start].check()
+        return int(np.count_nonzero(self.in_files(rows)))
 
-    def _in_files(self, rows: IntArray) -> npt.NDArray[np.bool_]:
+    def in_files(self, rows: IntArray | slice) -> npt.NDArray[np.bool_]:
         """Whether rows are in mapped files, not in the arena's memory."""
         offsets = self._addresses[rows] - self._array.ctypes.data
         is_mapped: npt.NDArray[np.bool_] = (offsets < 0) | (offsets >= self._array.nbytes)

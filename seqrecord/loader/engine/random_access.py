@@ -287,18 +287,30 @@ class RandomAccess:
         place = zeros, zeros, keys.episode, keys.start, zeros, slots  # one cursor, one batch
         clips = Clips(*place, keys.place, keys.sample)
         sources, acquired = list[ClipRows[Any]](), list[tuple[CallPart, Arena]]()
+        loaded = list[tuple[CallPart, ChunkLoader, CallStore, int]]()
         for part, loader, fixed_store in self._parts:
             if fixed_store is not None:
                 self._fill(part, loader, fixed_store, clips, lookup)
                 sources += fixed_store.find(clips, lookup)
+                loaded.append((part, loader, fixed_store, 0))
                 continue
             rows_of_call = CallFrames(part, clips, lookup, builder)
             acquired.append((part, rows_of_call.arena))
             store = part.store(rows_of_call)
+            loaded.append((part, loader, store, loader.num_changes))
             self._load(part, loader, store, store.lacking(clips, lookup), threads)
             threads.copy(rows_of_call.repeats())
             sources += store.find(clips, lookup)
         check_rows(sources, self.stats)
+        for part, loader, store, num_changes in loaded:
+            if part.mapped:
+                store.check_again(clips, loader.check)
+            if part.has_rows and loader.num_changes != num_changes:
+                self._load(part, loader, store, store.lacking(clips, lookup), threads)
+            if part.resident is not None and not part.resident.is_current(loader.num_changes):
+                with self._filling:
+                    part.resident.forget_placed(loader.num_changes)
+                self._fill(part, loader, store, clips, lookup)
         drawn = NO_DRAWS if draw is None else draw(keys, sources)
         if draw is None and not self._copies_mapped:
             threads = CallThreads(1)  # copying takes less time than starting threads

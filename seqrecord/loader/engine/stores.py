@@ -26,12 +26,12 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain, groupby, pairwise, repeat
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,13 @@ from seqrecord.loader.sampling.runs import Intervals, Window
 from seqrecord.loader.sampling.used_frames import LoadFrames
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.processes.forks import cached_property
-from seqrecord.store.tables.grids import distinct, frame_keys, ragged_arange, search_keys
+from seqrecord.store.tables.grids import (
+    distinct,
+    frame_keys,
+    ragged_arange,
+    search_keys,
+    split_keys,
+)
 
 _NO_KEYS = np.empty(0, np.int64)
 
@@ -95,6 +101,9 @@ class FramesOfCalls(GroupFrames):
 
 
 _Policy = TypeVar("_Policy", bound=GroupFrames)
+
+FrameCheck: TypeAlias = Callable[[MappedArena, IntArray, IntArray], None]
+"""Checks mapped frames, by rows of the chunk table and stored numbers; see `ChunkLoader.check`."""
 
 
 class Missing(Enum):
@@ -171,6 +180,16 @@ class FrameStore(Generic[_Policy]):
         for policy in self._all:
             sources += policy.find(clips, frames)
         return sources
+
+    def check_again(self, clips: Clips, check: FrameCheck) -> None:
+        """Check frames of clips whose mapped file somebody may have written to since their load.
+
+        After new versions of the files were looked for, before the frames are copied. Raises as
+        loads do.
+        """
+        for policy in self._all:
+            if isinstance(policy, FileFrames) and policy.has_new_versions:
+                policy.check_again(clips, FrameLookup(clips.keys, self._clip_frames), check)
 
 
 class PlanStore(FrameStore[FramesOfPlan]):
@@ -344,6 +363,15 @@ class ResidentFrames(_ArenaFrames, FramesOfCalls):
                 keys = np.append(keys, wanted[~are_read])
         return distinct(keys) if len(keys) else keys
 
+    def is_current(self, num_changes: int) -> bool:
+        """Whether nobody has written to mapped files with rows, see `forget_placed`."""
+        return bool(self._arena.num_changes == num_changes)
+
+    def forget_placed(self, num_changes: int) -> None:
+        """See `Arena`."""
+        self._arena.forget_placed(num_changes)
+        self._are_all_read = False
+
     def end_loads(self) -> None:
         """Note whether all frames are there, after the loads of a call."""
         self._are_all_read = bool(self._arena.is_read.all())
@@ -429,10 +457,25 @@ class FileFrames(_ArenaFrames, FramesOfPlan, FramesOfCalls):
     def __init__(self, clip_frames: ClipFrames, arena: MappedArena, frame_step: int = 1) -> None:
         super().__init__(clip_frames, arena)
         self._touches, self._frame_step = arena.touches, frame_step
+        self._num_changes = arena.num_changes
 
     @property
     def nbytes(self) -> int:
         return 0
+
+    @property
+    def has_new_versions(self) -> bool:
+        """Whether somebody may have written to a mapped file since this was created."""
+        return bool(self._arena.num_changes != self._num_changes)
+
+    def check_again(self, clips: Clips, frames: FrameLookup, check: FrameCheck) -> None:
+        """See `FrameStore`."""
+        for names in self._feature_sets:
+            chunk, stored_frames = self._chunks(clips, frames.of(names[0]))
+            is_void = ~self._arena.are_checked(chunk, stored_frames)
+            if is_void.any():
+                keys = distinct(frame_keys(chunk[is_void], stored_frames[is_void]))
+                check(self._arena, *split_keys(keys))
 
     def missing(self, loads: Loads | None) -> Missing:
         if self._touches:

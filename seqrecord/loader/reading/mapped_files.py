@@ -15,14 +15,16 @@ Use::
     files.map(number, path)                          # in the loading thread; keeps no descriptor
     files.read_ahead(number, start, stop)            # optional; does not wait
     files.touch(number, start, stop)                 # in the loading thread, before the first copy
-    files.check([number])                            # before copies: no file became shorter
+    version = files.check(number, state)             # before copies: no file became shorter
     files.memory[files.places[number] + start :][: stop - start]
 
 A read of mapped bytes that a disk cannot deliver, or that lie behind the end of a file that another
 process has shortened, kills the process (SIGBUS). `touch` and `check` raise `StorageError` instead.
-A file that is replaced or deleted stays readable. After a fork, parent and child have maps of their
-own. Maps and addresses are freed with the last reference to `memory` or a view of it. A process has
-at most a quarter of Linux's limit of maps (65,530 by default) here, and no open descriptor.
+A file that is replaced or deleted stays readable. `check` also says whether another program may
+have written to a file in place: marks of bytes whose checksums were compared are versions of it.
+After a fork, parent and child have maps of their own. Maps and addresses are freed with the last
+reference to `memory` or a view of it. A process has at most a quarter of Linux's limit of maps
+(65,530 by default) here, and no open descriptor.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ import mmap
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -69,7 +71,12 @@ class _Source(NamedTuple):
     device: int
     inode: int
     size: int
-    modified_ns: int
+
+
+STATE_NUMBERS = 3
+"""Numbers of a file's state, see `MappedFiles.check`."""
+MAX_VERSION = (1 << 16) - 1
+"""The version after it is 1 again."""
 
 
 class MappedFiles:
@@ -152,10 +159,8 @@ class MappedFiles:
                     _map_at(self.memory, place, length, mmap.PROT_READ, mmap.MAP_SHARED, handle.fd)
             finally:
                 handle.close()
-        self._sources[number] = _Source(
-            *(name, status.st_dev, status.st_ino),
-            *(min(size, status.st_size), status.st_mtime_ns),
-        )
+        size = min(size, status.st_size)
+        self._sources[number] = _Source(name, status.st_dev, status.st_ino, size)
 
     def is_mapped(self, number: int) -> bool:
         """Whether a file is mapped."""
@@ -197,25 +202,31 @@ class MappedFiles:
                 return
             address, begin = address + part, begin + part
 
-    def check(self, numbers: Iterable[int]) -> None:
-        """Raise `StorageError` if a mapped file has become shorter.
+    def check(self, number: int, state: npt.NDArray[np.int64]) -> int:
+        """The version of a mapped file in `state`: another one if somebody may have written to it
+        since the last call with this state.
 
-        Cheap: call it before each batch of copies.
+        `state`, int64 [3], are the file's times of modification and of change, in nanoseconds, and
+        its version, 1 to `MAX_VERSION`; zeros before the first call. It belongs beside marks of
+        the file's bytes: forks that share these share it. A new version says only that the marks
+        are void: programs that keep the time of modification (`cp -p`, `rsync`) change the other
+        one, and so do links, permissions and file systems whose times are not stable. A file that
+        another one has replaced, or that is gone, has a new version in each call: nobody can ask.
+
+        Cheap, one system call: for each batch of copies. Raises `StorageError` if the file has
+        become shorter.
         """
-        for number in numbers:
-            source = self._sources[number]
-            status = _status(source)
-            if status is not None and status.st_size < source.size:
-                raise short_read(source.path, ByteRange(0, source.size), status.st_size)
-
-    def changed(self, number: int) -> bool:
-        """Whether somebody has written to a mapped file since the last call, or since `map`."""
         source = self._sources[number]
         status = _status(source)
-        if status is None or status.st_mtime_ns == source.modified_ns:
-            return False
-        self._sources[number] = source._replace(modified_ns=status.st_mtime_ns)
-        return True
+        if status is not None and status.st_size < source.size:
+            raise short_read(source.path, ByteRange(0, source.size), status.st_size)
+        modified, changed, version = state.tolist()
+        times = (0, 0) if status is None else (status.st_mtime_ns, status.st_ctime_ns)
+        if status is None or times != (modified, changed):
+            # Before the times: a fork that finds these equal must find the version, too.
+            state[2] = version = version % MAX_VERSION + 1
+            state[:2] = times
+        return int(version)
 
     def _pages(self, number: int, start: int, stop: int) -> tuple[int, int]:
         """Place in `memory`, and length, of the whole pages with bytes of a file."""

@@ -1,7 +1,8 @@
 """Raw frames where they lie: places in mapped record files.
 
-A frame is touched and its checksum compared once per process, before its first use; forks share the
-marks of checked frames. A frame that lacks the feature is at place 0, where zeros are::
+A frame is touched and its checksum compared once per process, before its first use, and again after
+somebody may have written to its file. Forks share the marks of checked frames: the version of the
+file, see `MappedFiles.check`. A frame that lacks the feature is at place 0, where zeros are::
 
     memory      | zeros | record file 0 ................ | record file 1 ..
     a page                 | frame 0 | frame 1 | frame 3 |
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError, SeqRecordError
-from seqrecord.loader.reading.mapped_files import MappedFiles, can_map
+from seqrecord.loader.reading.mapped_files import STATE_NUMBERS, MappedFiles, can_map
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.format.pages import page_offsets
@@ -45,12 +46,20 @@ class MappedRecords:
 
     Attributes:
         files: see `MappedFiles`; the zeros at its start are as long as the largest frame.
+        versions: the version of each file, int64 [files], shared by forks; 0 before its first map.
+        num_changes: how often this process has found a new version.
     """
 
     def __init__(self, files: MappedFiles, paths: Sequence[str]) -> None:
         self.files = files
         self._paths = paths  # of the disk
         self.are_mapped = np.zeros(len(paths), np.bool_)  # in this process
+        shared = mmap.mmap(-1, max(1, 8 * STATE_NUMBERS * len(paths)))
+        self._states = np.frombuffer(shared, np.int64)[: STATE_NUMBERS * len(paths)]
+        self._states = self._states.reshape(len(paths), STATE_NUMBERS)
+        self.versions = self._states[:, -1]
+        self._seen = dict[int, int]()
+        self.num_changes = 0
         self._lock = PerProcess(threading.Lock)
 
     @classmethod
@@ -81,20 +90,34 @@ class MappedRecords:
                 if not self.are_mapped[number]:
                     # A shorter one is an error of the frames that it lacks.
                     self.files.map(number, self._paths[number], may_be_short=True)
+                    # Forks may have checked frames before somebody wrote to it.
+                    self._seen[number] = self.files.check(number, self._states[number])
                     self.are_mapped[number] = True
 
-    def changed(self) -> list[int]:
-        """The mapped files that somebody has written to since the last call."""
-        return [n for n in np.flatnonzero(self.are_mapped).tolist() if self.files.changed(n)]
+    def check_all(self) -> None:
+        """Find new versions of the mapped files. Raises as `check`."""
+        for number in np.flatnonzero(self.are_mapped).tolist():
+            self._check(number)
 
     def check(self, *places: IntArray) -> None:
-        """Raise `StorageError` if a file with any of these places has become shorter."""
+        """Find new versions of the files with any of these places.
+
+        Raises `StorageError` if one has become shorter.
+        """
         starts = self.files.places
         numbers: Iterable[int] = range(len(starts))
         if len(starts) > 1:
             files = [np.searchsorted(starts, part.ravel(), side="right") - 1 for part in places]
             numbers = distinct(np.concatenate(files)).tolist() if files else ()
-        self.files.check(n for n in numbers if n >= 0 and self.are_mapped[n])
+        for number in numbers:
+            if number >= 0 and self.are_mapped[number]:
+                self._check(number)
+
+    def _check(self, number: int) -> None:
+        version = self.files.check(number, self._states[number])
+        if self._seen[number] != version:
+            self._seen[number] = version
+            self.num_changes += 1
 
 
 class MappedFrames:
@@ -127,8 +150,8 @@ class MappedFrames:
         self._first = np.cumsum(table.num_frames, dtype=np.int64) - table.num_frames
         self._starts: dict[str, IntArray] = {}
         # Shared, so that a fork checks nothing again; touched where frames are checked.
-        marks = mmap.mmap(-1, max(1, int(table.num_frames.sum(dtype=np.int64))))
-        self._is_checked = np.frombuffer(marks, np.bool_)
+        marks = mmap.mmap(-1, max(1, 2 * int(table.num_frames.sum(dtype=np.int64))))
+        self._marks = np.frombuffer(marks, np.uint16)  # versions of the checked bytes
 
     @property
     def memory(self) -> npt.NDArray[np.uint8]:
@@ -138,7 +161,7 @@ class MappedFrames:
     @property
     def nbytes(self) -> int:
         """Bytes of all frames."""
-        return len(self._is_checked) * sum(spec.nbytes for spec in self.specs.values())
+        return len(self._marks) * sum(spec.nbytes for spec in self.specs.values())
 
     def places(self, feature: str, chunk: IntArray, frame: IntArray) -> IntArray:
         """First byte of each frame in `memory`, int64 of the arrays' shape."""
@@ -175,16 +198,11 @@ class MappedFrames:
     def are_checked(self, chunk: IntArray, frame: IntArray) -> npt.NDArray[np.bool_]:
         """Whether frames were checked, and their files are mapped; bool [n]."""
         # A fork shares marks, but not the files that its parent has mapped since.
-        is_checked: npt.NDArray[np.bool_] = self._is_checked[self._first[chunk] + frame]
-        return is_checked & self.records.are_mapped[self.table.file[chunk]]
-
-    def forget_changed(self) -> None:
-        """Check frames again whose record file somebody has written to."""
-        table = self.table
-        for number in self.records.changed():
-            for row in np.flatnonzero(table.file == number).tolist():
-                first = int(self._first[row])
-                self._is_checked[first : first + int(table.num_frames[row])] = False
+        file = self.table.file[chunk]
+        is_checked: npt.NDArray[np.bool_] = (
+            self._marks[self._first[chunk] + frame] == self.records.versions[file]
+        )
+        return is_checked & self.records.are_mapped[file]
 
     def load(self, chunk: IntArray, frame: IntArray) -> int:
         """Touch frames, which ascend in each chunk, and check new ones. Without the GIL.
@@ -207,7 +225,8 @@ class MappedFrames:
         number, first = int(table.file[row]), int(self._first[row])
         self.records.map(number)
         starts, sums = self._raw.places(row)
-        is_checked = bool(self._is_checked[first + start : first + stop].all())
+        version, marks = self.records.versions[number], self._marks[first + start : first + stop]
+        is_checked = bool((marks == version).all())
         ranges = {}
         for name, column in self._columns.items():
             begin, end = self._range(name, row, start, stop)
@@ -226,7 +245,7 @@ class MappedFrames:
             column = self._columns[name]
             if not self._is_right(row, name, begin, end, starts[column], sums[column]):
                 self._raise(row, name, start, stop)
-        self._is_checked[first + start : first + stop] = True
+        marks[:] = version
         return sum(
             end - begin + self._num_sums(row, name, begin, end) * 4
             for name, (begin, end) in ranges.items()
