@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 import zlib
 from collections.abc import Sequence
@@ -373,9 +374,19 @@ def test_broken_description_files(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match=match):
             open_source(tmp_path / "set", format="rlds").schema()
     root = unpack(tmp_path)
+    features = (root / "features.json").read_text()
+    for size in ("1e400", "null", "[]", "9" * 400):
+        text = re.sub(r'"dimensions": \[[^\]]*', f'"dimensions": [{size}', features)
+        (root / "features.json").write_text(text)
+        with pytest.raises(SourceError, match=r"invalid features\.json"):
+            open_source(root, format="rlds").schema()
+    (root / "features.json").write_text(features)
     info = json.loads((root / "dataset_info.json").read_text())
     for change, match in (
         ({"splits": [{"shardLengths": ["x"]}]}, "invalid dataset_info.json"),
+        ({"splits": [{"name": "train", "shardLengths": [1e400]}]}, "invalid .*infinity"),
+        ({"splits": [{"name": "train", "shardLengths": ["9" * 400]}]}, "of more than 1048576 rec"),
+        ({"splits": [{"name": "train", "numShards": 1e400}]}, "invalid .*infinity"),
         ({"fileFormat": "array_record"}, "unsupported file format .*expected: tfrecord; got: 'arr"),
         (
             {"splits": [{"name": "train", "shardLengths": ["1", "1"]}]},

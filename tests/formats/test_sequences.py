@@ -469,6 +469,8 @@ BROKEN = {
         fault(_replace(CSV, f",{STAMP}", f",../{STAMP}"), CSV, "row in line 3"),
         fault(_replace(CSV, f"{STAMP},", "1.5,"), CSV, "row in line 3"),
         fault(_replace(CSV, f"{STAMP},", "99999999999999999999,"), CSV, "too large"),
+        fault(_replace(CSV, f"{STAMP},", f"{'9' * 400},"), CSV, "row in line 3"),
+        fault(_replace(CSV, f"{STAMP},", f"{'9' * 5000},"), CSV, "row in line 3"),
         fault(edit(CSV, lambda data: data + b"1 \xff"), CSV, "not UTF-8 text"),
         fault(_replace(YAML, "rate_hz: 20", "rate_hz: .inf"), YAML, "rate_hz"),
         fault(_replace(YAML, "data: [0.01,", "data: ["), YAML, "T_BS"),

@@ -15,7 +15,6 @@ Format: https://projects.asl.ethz.ch/datasets/doku.php?id=kmavvisualinertialdata
 
 from __future__ import annotations
 
-import math
 import re
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
@@ -275,7 +274,8 @@ def _pinhole(sensor: dict[str, Any], path: Path) -> Camera | None:
 
 def _numbers(values: Any, name: str, path: Path, count: int | None = None) -> list[float]:
     is_right = isinstance(values, list) and all(type(n) in (int, float) for n in values)
-    if not is_right or not all(map(math.isfinite, values)) or count not in (None, len(values)):
+    is_right = is_right and all(abs(number) < 1e300 for number in values)
+    if not is_right or count not in (None, len(values)):
         expected = f"{count or 'finite'} numbers"
         raise SourceError(
             f"invalid {name}", file=str(path), expected=expected, got=repr_of(values, 120)

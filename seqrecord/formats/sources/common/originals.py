@@ -345,7 +345,9 @@ def key_of(path: Path, root: Path, *, ending: bool = False) -> str:
 def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
     """Sort key with `frame_2` before `frame_10`; a total order."""
     parts = _DIGITS.split(name)
-    return [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts)], name
+    # Numbers by their digits: Python converts no text of more than 4,300.
+    digits = [part.lstrip("0") if i % 2 else part for i, part in enumerate(parts)]
+    return [(len(part) if i % 2 else 0, part) for i, part in enumerate(digits)], name
 
 
 def _flag(name: str, value: object) -> bool:

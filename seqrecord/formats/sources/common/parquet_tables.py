@@ -81,16 +81,17 @@ class ParquetTable:
         num_skipped = first_row - sum(sizes[: groups[0]] if groups else sizes)
         if group is not None:
             groups, num_skipped = [group], 0
-        for i in groups:
-            rows = self._fit_rows(rows, metadata.row_group(i), columns, numbers or {})
         try:
+            for i in groups:
+                rows = self._fit_rows(rows, metadata.row_group(i), columns, numbers or {})
             for batch in self._file.iter_batches(
                 rows, row_groups=groups, columns=columns, use_threads=False
             ):
                 if num_skipped < batch.num_rows:
                     yield batch.slice(num_skipped)
                 num_skipped = max(num_skipped - batch.num_rows, 0)
-        except (pa.ArrowException, OSError) as error:
+        # Names of columns may be no text.
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise _parquet_error("damaged Parquet file", self._path, error) from error
 
     def check_rows(

@@ -235,7 +235,7 @@ def _droid_metadata(folder: Path) -> dict[str, Any]:
 def _is_json_scalar(value: object) -> bool:
     if isinstance(value, str):
         return text_of(value) == value
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and abs(value) < math.inf
 
 
 def _map_features(datasets_by_path: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:

@@ -243,7 +243,7 @@ class _Episodes:
                 "missing or unordered rows",
                 frame=frame,
                 expected=f"frame_index {frame}",
-                got=int(numbers[frame]),
+                got=f"{numbers[frame]:.0f}",
             )
         previous_times = np.concatenate([[-np.inf], times])[:-1]
         for frame in np.flatnonzero(~(times > previous_times))[:1].tolist():

@@ -31,6 +31,8 @@ _MAX_BYTES = 16 << 20
 _MAXINFO_BYTES = 64 << 20
 _MAX_DEPTH = 16  # nested features
 _MAX_SHARDS = 1 << 20
+_MAX_RECORDS = 1 << 20  # of a shard: TFDS makes them of about 200 MB
+_WRONG_VALUES = (ValueError, AttributeError, KeyError, TypeError, OverflowError)
 _MAX_FOLDERS = 2  # NAME/VERSION/, or NAME/CONFIG/VERSION/
 _STEPS = "steps"
 _WITHOUT_NUMPY = re.compile("bfloat16|float8_.*|u?int4|qu?int(8|16|32)")  # dtypes of TensorFlow
@@ -143,7 +145,7 @@ def read_features(path: Path) -> RldsFeatures:
     try:
         tree = json.loads(read_bytes(path, _MAX_BYTES))
         features = [_add_labels(feature, path.parent) for feature in _walk(tree, "", 0)]
-    except (ValueError, RecursionError) as error:
+    except (*_WRONG_VALUES, RecursionError) as error:
         raise SourceError("invalid features.json", file=str(path), got=str(error)[:200]) from error
     steps = tuple(f for f in features if f.key.startswith(f"{_STEPS}/"))
     if not steps:
@@ -348,7 +350,7 @@ def read_splits(folder: Path) -> Mapping[str, Sequence[int | None]]:
         info = json.loads(read_bytes(path, _MAXINFO_BYTES))
         kind = info.get("fileFormat", "tfrecord")
         splits = {str(split["name"]): _shard_lengths(split) for split in info.get("splits", [])}
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
+    except (*_WRONG_VALUES, RecursionError) as error:
         raise SourceError(f"invalid {INFO}", file=str(path), got=str(error)[:200]) from error
     if kind not in ("tfrecord", ""):
         raise SourceError(
@@ -364,6 +366,8 @@ def _shard_lengths(split: dict[str, Any]) -> list[int] | list[None]:
     lengths = [int(length) for length in split.get("shardLengths", [])]
     if min(lengths, default=0) < 0:
         raise ValueError(f"negative shard length {min(lengths)}")
+    if max(lengths, default=0) > _MAX_RECORDS:
+        raise ValueError(f"shards of more than {_MAX_RECORDS} records")
     if (count := int(split.get("numShards", 0))) > _MAX_SHARDS:
         raise ValueError(f"more than {_MAX_SHARDS} shards: {count}")
     return lengths or [None] * count
