@@ -24,6 +24,9 @@ from seqrecord.store.storage.open_files import with_descriptor
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.text import repr_of
 
+MAX_LINE_BYTES = 16 << 20
+"""Maximum bytes of a line of text: numbers of an image as text, or points of an image of COLMAP."""
+
 JUNK = ("__MACOSX",)
 """Folder names that file managers create; ignored like hidden names."""
 
@@ -133,6 +136,34 @@ def read_bytes(path: Path, limit: int = MAX_FRAME_BYTES) -> bytes:
         check_size("file", size_of(path), limit, file=str(path))
         with open_file(path) as file:
             return file.read()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of an open file with their ends.
+
+    Raises `SourceError` for a line of more than `MAX_LINE_BYTES`: a file without ends of lines is
+    not text, and would be read whole.
+    """
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        check_size("line", len(line), MAX_LINE_BYTES)
+        yield line
+
+
+def stored_from(path: Path, at: int) -> int:
+    """Return the first byte from `at` on that a sparse file stores, the end of the file if none.
+
+    Bytes in between are zeros. It is `at` where the system does not tell, and on URLs.
+    """
+    if remote_files(path) is not None or not hasattr(os, "SEEK_DATA"):
+        return at
+    try:
+        with open_file(path, buffered=False) as file:
+            try:
+                return file.seek(at, os.SEEK_DATA)
+            except OSError as error:
+                return file.seek(0, os.SEEK_END) if error.errno == errno.ENXIO else at
     except OSError as error:
         raise unreadable(path, error) from error
 

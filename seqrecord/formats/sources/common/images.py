@@ -10,6 +10,7 @@ ROS's names, `sensor_msgs/image_encodings.hpp`, which Foxglove's schemas share.
 from __future__ import annotations
 
 import io
+import math
 import re
 import threading
 import zlib
@@ -31,8 +32,8 @@ from seqrecord.formats.sources.common.netpbm import (
 )
 from seqrecord.formats.sources.common.orientation import applied_orientation
 from seqrecord.in_place.file_types import type_of
-from seqrecord.in_place.files import first_line, opened
-from seqrecord.in_place.limits import check_image_size
+from seqrecord.in_place.files import first_line, opened, read_bytes, size_of, unreadable
+from seqrecord.in_place.limits import check_image_size, check_size
 from seqrecord.store.codecs.exif import (
     OPPOSITE,
     check_single,
@@ -92,6 +93,7 @@ _FOREIGN = {
 }
 _PNG_SIGNATURE_BYTES = 8
 _MIN_ARRAY_BYTES = 4096
+_FREE_BYTES = 64 << 20  # of an image's file: compressed pixels, profiles and previews
 # Tags of TIFF.
 _TIFF_COLUMNS, _TIFF_ROWS, _TIFF_BITS, _TIFF_COMPRESSION, _TIFF_CHANNELS = 256, 257, 258, 259, 277
 _TIFF_PLANES, _TIFF_EXTRA, _TIFF_SAMPLES = 284, 338, 339
@@ -123,6 +125,21 @@ def image_header(path: Path) -> ImageHeader:
     """Read an image's header; the pixels are neither read nor checked."""
     with opened(path) as stream:
         return _header(stream, path)[0]
+
+
+def read_image(path: Path) -> bytes:
+    """Read a file of a frame. Raises `SourceError` for an image much larger than its pixels."""
+    try:
+        size = size_of(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if (
+        size > _FREE_BYTES and path.suffix.lower() in IMAGE_ENDINGS
+    ):  # the header first: the file may be anything
+        header = image_header(path)
+        limit = _FREE_BYTES + 2 * header.dtype.itemsize * math.prod(header.shape)
+        check_size("image file", size, limit, file=str(path))
+    return read_bytes(path)
 
 
 def referable_codec(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.common.points import Points, split_points
 from seqrecord.formats.sources.common.specs import UnsupportedError
-from seqrecord.in_place.files import read_bytes
+from seqrecord.in_place.files import opened, read_bytes
 
 POINT_ENDINGS = frozenset((".ply", ".pcd", ".bin"))
 """File name endings, in lower case."""
@@ -40,6 +40,7 @@ _PLY = {name: kind for kind, names in _PLY_NAMES.items() for name in names}
 _PLY_ORDERS = {"ascii": "<", "binary_little_endian": "<", "binary_big_endian": ">"}
 _PCD = {f"{kind.upper()}{size}": f"<{kind}{size}" for kind in "iuf" for size in "1248"}
 _HEADER_BYTES = 1 << 16
+_MARKS = {".ply": b"end_header", ".pcd": b"DATA"}  # at the end of headers
 _PAGE = 4096
 
 
@@ -54,13 +55,22 @@ def read_points(path: Path, columns: Sequence[str] | None = None) -> Mapping[str
     faces, and `.bin` of unknown columns.
     """
     with located(SourceError, file=str(path)):
-        data, ending = read_bytes(path), path.suffix.lower()
+        ending = path.suffix.lower()
         try:
+            data = _read_file(path, _MARKS.get(ending, b""))
             if ending == ".bin":
                 return split_points(_read_bin(path, data, columns))
             return split_points(_read_ply(data) if ending == ".ply" else _read_pcd(data))
         except (ValueError, OverflowError, IndexError, KeyError) as error:
             raise SourceError(f"invalid {ending[1:].upper()} file", got=str(error)[:200]) from error
+
+
+def _read_file(path: Path, mark: bytes) -> bytes:
+    """Read a file whose header has a mark; nothing behind the header if it does not."""
+    with opened(path) as file:
+        if mark not in (head := file.read(_HEADER_BYTES)):
+            raise ValueError(f"no header of {path.suffix[1:].upper()}: {head[:16]!r}")
+    return read_bytes(path)
 
 
 def _read_bin(path: Path, data: bytes, columns: Sequence[str] | None) -> npt.NDArray[np.void]:

@@ -22,6 +22,7 @@ from seqrecord.formats.sources.common.images import (
     IMAGE_ENDINGS,
     image_header,
     passthrough_codec,
+    read_image,
     referable_codec,
 )
 from seqrecord.formats.sources.common.orientation import shape_of
@@ -42,7 +43,7 @@ from seqrecord.formats.sources.inventory import (
     unread_paths,
 )
 from seqrecord.in_place.boundary import skipping_unreadable
-from seqrecord.in_place.files import check_array, read_bytes
+from seqrecord.in_place.files import check_array
 from seqrecord.in_place.references import external_files, external_folders, referable_features
 from seqrecord.store.feature_kinds import size_in
 from seqrecord.store.format.page_kinds import page_kind
@@ -101,7 +102,7 @@ class Images:
         meaning, path, exif = {"kind": self.kind, "unit": self.unit}, path_of(item), source.exif
         if isinstance(item, DecodedFile):
             return feature_spec(name, np.dtype(item.dtype), item.shape(), path, **meaning)
-        codec = referable_codec(read_bytes(path), endings, path, exif) if source.in_place else ()
+        codec = referable_codec(read_image(path), endings, path, exif) if source.in_place else ()
         if path.suffix.lower() not in IMAGE_ENDINGS:
             array = array_header(path)
             dtype, shape = array.dtype, array.shape
@@ -137,7 +138,7 @@ class Images:
         if source.in_place and page_kind(spec).may_refer(spec):
             return ReferencedFile(str(path))
         if isinstance(item, Path) and path.suffix.lower() in IMAGE_ENDINGS:
-            return embedded_value(read_bytes(path), spec, path, source.exif)
+            return embedded_value(read_image(path), spec, path, source.exif)
         with located(SourceError, file=str(path)):
             array = read_array(path) if isinstance(item, Path) else item.read(source.exif)
         check_spec(array.dtype, array.shape, spec, path)

@@ -15,13 +15,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.in_place.files import read_bytes
+from seqrecord.in_place.files import lines_of, opened, read_bytes, size_of
+from seqrecord.in_place.limits import check_size
 from seqrecord.store.text import counted
 
 TEXT_ENDINGS = frozenset((".txt", ".csv", ".tsv"))
@@ -63,9 +64,10 @@ class Rows:
         for words, line in zip(self.words, self.lines, strict=True):
             try:
                 row = parse_numbers(words[first_word:], parse)
-            except ValueError:
-                row = []
-            if len(row) != columns or not all(map(math.isfinite, row)):
+                is_right = len(row) == columns and all(map(math.isfinite, row))
+            except (ValueError, OverflowError):  # an integer of hundreds of digits
+                is_right = False
+            if not is_right:
                 raise self.invalid(line, words[first_word:], counted(columns, "finite number"))
             values.append(row)
         try:
@@ -116,12 +118,12 @@ def invalid_row(
     return SourceError(f"invalid row in line {line}", file=file, expected=expected, got=got)
 
 
-def text_lines(file: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+def text_lines(file: BinaryIO) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line in a UTF-8 file, blank ones and comments included.
 
     For formats whose lines depend on those before, and for files too large for `read_rows`.
     """
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(lines_of(file), 1):
         try:
             yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError as error:
@@ -147,17 +149,9 @@ def read_rows(
     path: Path, limit: int = MAX_TABLE_BYTES, comments: tuple[str, ...] = _COMMENTS
 ) -> Rows:
     """Read a table of at most `limit` bytes. Raises `SourceError` for decimal commas."""
-    try:
-        text = read_bytes(path, limit).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SourceError(
-            "the list is not UTF-8 text; convert it, e.g. `iconv -f UTF-16 -t UTF-8 FILE`",
-            file=str(path),
-            offset=error.start,
-            expected="UTF-8",
-            got=repr(error.object[error.start : error.start + 8]),
-        ) from error
-    lines = _lines(text, comments)
+    with opened(path) as file:
+        check_size("file", size_of(path), limit)
+        lines = _lines(file, comments)
     separator = _separator(line for _, line in lines)
     for number, line in lines if separator else ():
         if decimal_comma := _decimal_comma(line):
@@ -361,9 +355,26 @@ def is_blank(path: Path) -> bool:
     return not read_bytes(path, MAX_BYTES).strip()
 
 
-def _lines(text: str, comments: tuple[str, ...]) -> list[tuple[int, str]]:
-    lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
-    return [(number, line) for number, line in lines if line and not line.startswith(comments)]
+def _lines(file: BinaryIO, comments: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Return number and text of the lines with rows. Raises `SourceError` unless all are UTF-8."""
+    rows: list[tuple[int, str]] = []
+    number = offset = 0
+    for data in lines_of(file):
+        try:
+            text = data.decode("utf-8" if offset else "utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                "the list is not UTF-8 text; convert it, e.g. `iconv -f UTF-16 -t UTF-8 FILE`",
+                offset=offset + error.start,
+                expected="UTF-8",
+                got=repr(data[error.start : error.start + 8]),
+            ) from error
+        offset += len(data)
+        for line in map(str.strip, text.splitlines()):  # it also ends lines as in old files
+            number += 1
+            if line and not line.startswith(comments):
+                rows.append((number, line))
+    return rows
 
 
 def _separator(lines: Iterable[str]) -> str | None:

@@ -21,7 +21,7 @@ from seqrecord.formats.sources.common.frame_names import (
     check_numbers,
     frame_files,
 )
-from seqrecord.formats.sources.common.images import IMAGE_ENDINGS
+from seqrecord.formats.sources.common.images import IMAGE_ENDINGS, read_image
 from seqrecord.formats.sources.common.point_files import POINT_ENDINGS, read_points
 from seqrecord.formats.sources.common.points import check_columns
 from seqrecord.formats.sources.common.specs import check_spec
@@ -401,4 +401,4 @@ def _read_frame(path: Path, spec: FeatureSpec, exif: str | None, member: str | N
             array = np.atleast_2d(values) if values.size else values.reshape(0, *spec.shape[1:])
         check_spec(array.dtype, array.shape, spec, path)
         return array
-    return embedded_value(read_bytes(path), spec, path, exif)
+    return embedded_value(read_image(path), spec, path, exif)

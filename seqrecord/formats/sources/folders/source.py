@@ -21,6 +21,7 @@ from seqrecord.formats.sources.common.images import (
     image_header,
     load_imagecodecs,
     passthrough_codec,
+    read_image,
     referable_codec,
 )
 from seqrecord.formats.sources.common.orientation import shape_of
@@ -61,7 +62,7 @@ from seqrecord.formats.sources.folders.tree import (
 )
 from seqrecord.formats.sources.inventory import Account, is_document
 from seqrecord.in_place.boundary import skipping_unreadable
-from seqrecord.in_place.files import is_directory, is_file, read_bytes
+from seqrecord.in_place.files import is_directory, is_file
 from seqrecord.in_place.references import external_files, external_folders, referable_features
 from seqrecord.store.format.references import ExternalFile
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
@@ -358,7 +359,7 @@ class FolderSource(NumberedFrames, ScannedInPlace):
         """Return the codec that keeps images like the one at `path`, if it shall and can."""
         endings = folder.files.endings
         if self.in_place:
-            return referable_codec(read_bytes(path), endings, path, self.exif)
+            return referable_codec(read_image(path), endings, path, self.exif)
         if self.keep_encoded and endings <= IMAGE_ENDINGS:
             return passthrough_codec(image_header(path), endings, exif=self.exif)
         return _DECODED

@@ -19,7 +19,8 @@ from seqrecord.formats.sources.common.originals import find_files
 from seqrecord.formats.sources.common.parquet_tables import ParquetTable, python_values
 from seqrecord.formats.sources.common.specs import frame_rate
 from seqrecord.in_place.boundary import reader_boundary
-from seqrecord.in_place.files import is_file, json_object, read_bytes
+from seqrecord.in_place.files import is_file, json_object, lines_of, opened, read_bytes, size_of
+from seqrecord.in_place.limits import check_size
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import repr_of
 
@@ -36,6 +37,8 @@ _TOTALS = ("total_episodes", "total_frames", "total_tasks")
 _MAX_INFO_BYTES = 16 << 20
 _SPARE_ROWS = 1000  # accepted beyond the declared ones: totals may be stale
 _MAX_LINES_BYTES = 1 << 30
+_MOST_SECONDS = 1e9
+_MAX_STATS_BYTES = 64 << 20  # of all episodes
 _FIELD = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 
 
@@ -261,7 +264,7 @@ def read_stats(root: Path, info: LeRobotInfo) -> tuple[Path, Iterator[dict[str, 
     if info.version == 2 and is_file(by_episode := root / EPISODES_STATS):
         rows = (row.get("stats") for row in _rows(by_episode))
         return by_episode, (row for row in rows if isinstance(row, dict))
-    return root / STATS, iter([json_object(read_bytes(root / STATS, _MAX_LINES_BYTES))])
+    return root / STATS, iter([json_object(read_bytes(root / STATS, _MAX_STATS_BYTES))])
 
 
 _COLUMNS = ("episode_index", "length", "tasks", "data/chunk_index", "data/file_index")
@@ -290,7 +293,7 @@ def _episode(row: Mapping[str, Any], info: LeRobotInfo) -> LeRobotEpisode:
     videos = {}
     for name in info.videos:
         begin = row.get(f"videos/{name}/from_timestamp", 0.0 if info.version == 2 else None)
-        if not isinstance(begin, (int, float)) or not 0 <= begin < math.inf:
+        if not isinstance(begin, (int, float)) or not 0 <= begin < _MOST_SECONDS:
             raise _invalid_value(f"videos/{name}/from_timestamp"[:150], "seconds", begin)
         values = {**_numbers(row, f"videos/{name}", info), "video_key": name}
         assert info.video_path is not None
@@ -380,9 +383,11 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of a JSON Lines file, or of a table that should have `max_rows` rows."""
     if place.suffix == ".jsonl":
-        for number, line in enumerate(read_bytes(place, _MAX_LINES_BYTES).splitlines()):
-            if line.strip():
-                yield json_object(line, f" in line {number + 1}")
+        with opened(place) as file:
+            check_size("file", size_of(place), _MAX_LINES_BYTES)
+            for number, line in enumerate(lines_of(file), 1):
+                if line.strip():
+                    yield json_object(line, f" in line {number}")
         return
     table = ParquetTable(place)
     if max_rows is not None:

@@ -17,7 +17,7 @@ from seqrecord.store.text import repr_of
 
 METADATA = "metadata.yaml"
 _ROOT = "rosbag2_bagfile_information"
-_MAX_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def read_metadata(path: Path) -> BagMetadata:
     """
     remedy = "remove it to read the files without it"
     try:
-        value = read_yaml(path, _MAX_BYTES)
+        value = read_yaml(path, MAX_BYTES)
     except SourceError as error:
         problem = f"invalid metadata of a rosbag2 recording; {remedy}: {error.message}"
         raise SourceError(problem, **error.context()) from error

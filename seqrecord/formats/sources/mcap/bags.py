@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     import sqlite3
 
 BAG_ENDINGS = (".mcap", ".db3", ".bag")
+_ROSBAG = b"#ROSBAG V2.0\n"
 _MAX_CHUNK_BYTES = 1 << 30
+_MAX_RECORD_BYTES = _MAX_CHUNK_BYTES + (1 << 20)  # of MCAP: a chunk and its header
 # A view can compute any number of rows from a small file, so work is limited by its size. See
 # tests/formats/test_mcap.py::test_a_database_that_computes_its_rows.
 _STEP, _FREE_STEPS, _STEPS_PER_BYTE = 100_000, 10_000_000, 100  # instructions of SQLite
@@ -71,7 +73,10 @@ class _Mcap:
         hint = "MCAP files need mcap, the extra `mcap`: pip install mcap"
         self._library, self._stream = import_extra("mcap.reader", hint, str(path)), stream
         self._size = size_of(path)
-        self._limits: dict[str, Any] = {"validate_crcs": True, "record_size_limit": self._size}
+        self._limits: dict[str, Any] = {
+            "validate_crcs": True,
+            "record_size_limit": _MAX_RECORD_BYTES,
+        }
         self._seeking = self._library.SeekingReader(stream, **self._limits)
         summary = self._seeking.get_summary()
         self.summary = summary if summary is not None and summary.chunk_indexes else None
@@ -430,6 +435,10 @@ def open_bag(path: Path) -> Iterator[_Mcap | _Sqlite | _Rosbag1]:
         if is_ros1:
             hint = "ROS 1 bags need rosbags, the extra `mcap`: pip install rosbags"
             library = import_extra("rosbags.rosbag1", hint, str(path))
+            with open_file(path) as file:  # the library reads its first line, however long
+                if (magic := file.read(len(_ROSBAG))) != _ROSBAG:
+                    got = repr_of(magic)
+                    raise SourceError("not a bag of ROS 1", expected=repr(_ROSBAG), got=got)
             with on_disk(path) as local, library.Reader(local) as reader:
                 yield _Rosbag1(reader)
             return

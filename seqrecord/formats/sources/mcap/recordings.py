@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import SourceError
 from seqrecord.formats.sources.common.originals import by_key, find_files, key_of, natural_order
-from seqrecord.formats.sources.mcap.bag_metadata import METADATA, read_metadata
+from seqrecord.formats.sources.mcap.bag_metadata import MAX_BYTES, METADATA, read_metadata
 from seqrecord.formats.sources.mcap.bags import BAG_ENDINGS, Topic, open_bag
 from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.files import is_file, read_bytes
@@ -146,7 +146,7 @@ def find_recordings(root: Path) -> list[Recording]:
 def _is_bag(path: Path) -> bool:
     """Return whether a `metadata.yaml` belongs to rosbag2."""
     try:
-        return b"rosbag2_bagfile_information" in read_bytes(path)
+        return b"rosbag2_bagfile_information" in read_bytes(path, MAX_BYTES)
     except SourceError:
         return False
 

@@ -19,6 +19,7 @@ from seqrecord.formats.sources.common.cameras import Camera, known_pose_of, rota
 from seqrecord.formats.sources.common.tables import is_row, parse_numbers, row_of, text_lines
 from seqrecord.formats.sources.scenes.views import Layout, Scene, View, inside, well_formed
 from seqrecord.in_place.files import is_directory, is_file, list_folder, opened
+from seqrecord.in_place.limits import check_size
 from seqrecord.store.cameras.distortion import FISHEYE, OPENCV
 from seqrecord.store.text import counted
 
@@ -44,6 +45,7 @@ _LEAST = {OPENCV: 4, FISHEYE: 4, None: 0}  # coefficients
 _IMAGES = ("images", "rgb", "resized_images")
 _CONVENTION = "world-to-camera, OpenCV axes, no scale; first pixel's middle at 0.5 (COLMAP)"
 _CAMERA, _IMAGE = struct.Struct("<IiQQ"), struct.Struct("<I7dI")
+_MAX_NAME = 4096
 _POINT = 24  # bytes of a point in an image
 _HEAD = 1 << 12  # bytes of a text file with the comments above its entries
 _DECLARED = re.compile(rb"^# Number of (?:cameras|images): (\d{1,9})\b", re.MULTILINE)
@@ -198,6 +200,7 @@ def _bin_images(file: BinaryIO) -> _Images:
         name = bytearray()
         while (byte := _unpack(file, struct.Struct("c"))[0]) != b"\0":
             name += byte
+            check_size("name of an image", len(name), _MAX_NAME)
         file.seek(_unpack(file, struct.Struct("<Q"))[0] * _POINT, 1)
         yield numbers, camera, name.decode()
     if (place := file.tell()) != (size := file.seek(0, 2)):

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.common.aligning import NONE, align
 from seqrecord.formats.sources.common.cameras import Camera, known_pose_of, pose_of, rotation_of
-from seqrecord.formats.sources.common.images import decode_image
+from seqrecord.formats.sources.common.images import decode_image, read_image
 from seqrecord.formats.sources.common.sequences import DecodedFile, image_size
 from seqrecord.formats.sources.common.tables import (
     Rows,
@@ -52,7 +52,6 @@ from seqrecord.in_place.files import (
     is_file,
     list_folder,
     opened,
-    read_bytes,
     size_of,
     version_of,
 )
@@ -323,7 +322,7 @@ def _read_co3d(place: Path, _exif: str | None) -> Scene:
 
 def _co3d_depth(path: Path, scale: float, exif: str | None) -> npt.NDArray[np.float32]:
     """Depth float32 [H, W] from a 16-bit PNG with the bits of float16; 0 where there is none."""
-    bits = decode_image(read_bytes(path), path, exif=exif)
+    bits = decode_image(read_image(path), path, exif=exif)
     if bits.dtype != np.uint16 or bits.ndim != 2:
         raise SourceError(
             "not a depth map", expected="PNG, grey, 16 bits", got=f"{bits.dtype} {bits.shape}"

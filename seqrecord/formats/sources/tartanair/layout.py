@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
-from seqrecord.formats.sources.common.images import decode_image, load_imagecodecs
+from seqrecord.formats.sources.common.images import decode_image, load_imagecodecs, read_image
 from seqrecord.formats.sources.common.sequences import Column, DecodedFile, Images, image_size
-from seqrecord.in_place.files import check_array, read_bytes
+from seqrecord.in_place.files import check_array
 
 CAMERAS = ("left", "right")
 
@@ -135,7 +135,7 @@ def _coded(
 
 
 def _pixels(path: Path, exif: str | None, dtype: str, channels: int) -> npt.NDArray[Any]:
-    image = decode_image(read_bytes(path), path, exif=exif)
+    image = decode_image(read_image(path), path, exif=exif)
     check_array(image.dtype, image.shape, dtype, (None, None, channels), path)
     return image
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from seqrecord.errors import SourceError
+from seqrecord.in_place.files import stored_from
 
 COPY = "copy its readable part, `ffmpeg -i IN -c copy OUT`"
 UNVERIFIABLE = "its end is not verifiable: the container declares no size"
@@ -66,7 +67,8 @@ class FileBytes:
     def are_zeros(self, at: int, stop: int | None = None) -> bool:
         """Return whether all bytes from an offset on, up to `stop` or the end, are zero."""
         stop = self.nbytes if stop is None else min(stop, self.nbytes)
-        while at < stop:
+        # An interrupted recording may be followed by gigabytes of reserved space.
+        while (at := stored_from(self._path, at)) < stop:
             block = self.read(at, min(_BLOCK, stop - at))
             if not block or block.count(0) != len(block):
                 return not block
@@ -74,8 +76,8 @@ class FileBytes:
         return True
 
     def contains(self, at: int, text: bytes) -> bool:
-        """Return whether a text is in the rest of the file."""
-        while at < self.nbytes:
+        """Return whether a text without zeros is in the rest of the file."""
+        while (at := stored_from(self._path, at)) < self.nbytes:
             block = self.read(at, _BLOCK)
             if text in block:
                 return True

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.video.containers import check_container
 from seqrecord.formats.sources.video.file_bytes import COPY, Contents, StreamFacts
 from seqrecord.formats.sources.video.frame_forms import UPRIGHT, VideoForms, orientation_of_matrix
+from seqrecord.formats.sources.video.gif_blocks import check_ends
 from seqrecord.formats.sources.video.joints import Joints
 from seqrecord.formats.sources.video.mp4_boxes import check_boxes
 from seqrecord.formats.sources.video.order import MAX_LEADING, FrameOrder, VideoPacket, mark_cuts
@@ -250,8 +251,10 @@ class VideoFile:
         if self._remote is None:
             with opened(self.path) as file:
                 check_boxes(file, self.path, reads_all=True)
+                self._check_gif(file)
         else:
             check_boxes(self._remote, self.path, reads_all=False)
+            self._check_gif(self._remote)
             self._remote.seek(0)
         with self._errors("invalid or unsupported video"):
             self._file: Any = pyav().open(
@@ -266,6 +269,11 @@ class VideoFile:
             self.close()
             raise
         self._is_unread = True
+
+    def _check_gif(self, file: BinaryIO) -> None:
+        if self.path.suffix.lower() == ".gif":
+            file.seek(0)
+            check_ends(file, self.path)
 
     def _select_stream(self) -> Any:
         """Return the selected stream."""

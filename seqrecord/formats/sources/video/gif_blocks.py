@@ -5,12 +5,32 @@ Format: GIF89a specification.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import BinaryIO
+
+from seqrecord.errors import SourceError
 from seqrecord.formats.sources.video.file_bytes import Contents, FileBytes, StreamFacts
 
 _HEADER = 13
 _EXTENSION, _IMAGE, _TRAILER = 0x21, 0x2C, 0x3B
 _IMAGE_HEAD = 10
 _MAX_BLOCKS = 1 << 22
+_SIGNATURES = (b"GIF87a", b"GIF89a")
+_MAX_ZEROS = 1 << 20  # bytes
+
+
+def check_ends(file: BinaryIO, path: Path) -> None:
+    """Raise `SourceError` unless a GIF file begins as one, and does not end with a MiB of zeros.
+
+    FFmpeg takes any file of this name for one, and keeps what is no block in memory.
+    """
+    if (head := file.read(len(_SIGNATURES[0]))) not in _SIGNATURES:
+        raise SourceError("not a GIF file", file=str(path), expected=_SIGNATURES, got=repr(head))
+    data = FileBytes(file, path)
+    at = data.nbytes - _MAX_ZEROS
+    if at > 0 and data.are_zeros(at):
+        expected, got = f"less than {_MAX_ZEROS} zeros at its end", f"more, in {data.nbytes} bytes"
+        raise data.damaged("it is not complete", at, expected, got)
 
 
 def check_gif(data: FileBytes, _stream: StreamFacts) -> Contents:

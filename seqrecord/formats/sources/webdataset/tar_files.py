@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from seqrecord.errors import SeqRecordError, SourceError
-from seqrecord.in_place.files import first_line
+from seqrecord.in_place.files import first_line, stored_from
 from seqrecord.in_place.limits import check_size
 from seqrecord.store.schema import MAX_FRAME_BYTES
 
 _MAX_HEADER = 1 << 20  # bytes of a header, whatever the file declares
 _MAX_NAME = 4096
-_BLOCK = 1 << 16
+_BLOCK = 1 << 20
 
 
 class Member(NamedTuple):
@@ -80,7 +80,7 @@ class _Headers:
 
 def _check_rest(file: BinaryIO, path: Path) -> None:
     """Raise `SourceError` unless the rest of a file is zeros, as after the end of an archive."""
-    offset = file.tell()
+    offset = file.seek(stored_from(path, file.tell()))
     while block := file.read(_BLOCK):
         if block.count(0) != len(block):
             raise SourceError(
@@ -90,7 +90,7 @@ def _check_rest(file: BinaryIO, path: Path) -> None:
                 offset=offset,
                 expected="zeros",
             )
-        offset += len(block)
+        offset = file.seek(stored_from(path, offset + len(block)))
 
 
 def _check_member(header: tarfile.TarInfo, path: Path) -> Member:

@@ -20,13 +20,22 @@ from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import LocalStore, ZipStore
 
 from seqrecord.errors import NotFoundError
-from seqrecord.in_place.files import open_file, regular
-from seqrecord.in_place.limits import MAX_CHUNK_BYTES
+from seqrecord.in_place.files import open_file, regular, size_of
+from seqrecord.in_place.limits import MAX_CHUNK_BYTES, check_size
 from seqrecord.in_place.remote import RemoteFiles
 from seqrecord.store.storage.ranges import ByteRange
 
 MAX_VALUE_BYTES = MAX_CHUNK_BYTES + (1 << 20)
 """Maximum bytes of a value that are read, above the maximum chunk size."""
+
+_METADATA = frozenset((".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json"))
+_MAX_METADATA_BYTES = 64 << 20
+
+
+def _limit_of(key: str) -> int:
+    """Return the maximum bytes of a value."""
+    is_metadata = key.rpartition("/")[2] in _METADATA
+    return _MAX_METADATA_BYTES if is_metadata else MAX_VALUE_BYTES
 
 
 class LocalFiles(LocalStore):  # type: ignore[misc, unused-ignore]  # where zarr is not installed
@@ -36,7 +45,8 @@ class LocalFiles(LocalStore):  # type: ignore[misc, unused-ignore]  # where zarr
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         with suppress(FileNotFoundError, NotADirectoryError):
-            regular(self.root / key)
+            path = regular(self.root / key)
+            check_size("value", size_of(path), _limit_of(key), file=str(path))
         return await super().get(key, prototype, byte_range)
 
 
@@ -106,7 +116,7 @@ class RemoteStore(Store):  # type: ignore[misc, unused-ignore]  # where zarr is 
         if part is None:
             try:
                 data: bytes = self._files.attempt(
-                    lambda: storage.read_whole(name, MAX_VALUE_BYTES)[0]
+                    lambda: storage.read_whole(name, _limit_of(key))[0]
                 )
             except NotFoundError:
                 return None
