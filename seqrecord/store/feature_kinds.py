@@ -25,6 +25,7 @@ KINDS = tuple(
 """Kinds that this package assigns or uses. Datasets may have others."""
 
 PIXEL_KINDS = ("image", "depth", "disparity", "flow", "normals", "mask", "segmentation")
+LABEL_KINDS = ("mask", "segmentation")
 VECTOR_KINDS = ("action", "state", "pose", "imu")
 OTHER_KINDS = frozenset(KINDS).difference(PIXEL_KINDS)
 """Kinds of features that never have a value per pixel, whatever their shape."""
@@ -286,7 +287,7 @@ def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> 
     """
     if len(shape) not in (2, 3) or dtype.kind not in "biuf":
         return None
-    words = _words(name)
+    words = words_of(name)
     kinds = {*map(_KIND_OF_WORD.get, words)}
     channels = shape[2] if len(shape) == 3 else 1
     for kind in filter(kinds.__contains__, _WORDS):
@@ -296,11 +297,17 @@ def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> 
         is_coloured = kind == "flow" and dtype == np.uint8  # a colour rendering of flow
         if (channels is None or channels >= min_channels) and not is_coloured:
             return kind
-    is_image = dtype == np.uint8 or not _IMAGES.isdisjoint(words)
+    is_image = dtype == np.uint8 or is_named_image(name)
     return "image" if len(shape) == 3 and channels in (1, 3, 4) and is_image else None
 
 
-def _words(name: str) -> list[str]:
+def is_named_image(name: str) -> bool:
+    """Whether a name has a word such as `rgb`."""
+    return not _IMAGES.isdisjoint(words_of(name))
+
+
+def words_of(name: str) -> list[str]:
+    """Words of a feature's name, in lower case."""
     return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
 
 
@@ -312,7 +319,7 @@ def unknown_pose_kinds(schema: Schema) -> Iterator[str]:
     """
     for name, spec in schema.active.items():
         has_form = spec.dtype.kind == "f" and spec.shape in _POSE_SHAPES
-        is_pose = has_form and _POSE_WORDS.intersection(_words(name))
+        is_pose = has_form and _POSE_WORDS.intersection(words_of(name))
         if spec.kind is None and is_pose:
             yield f"feature {name}: no kind; if these are poses, --kind {name}=pose says so"
 
@@ -379,7 +386,7 @@ def is_camera_image(name: str, spec: Frames, kind: str | None) -> bool:
         return kind == "image" and has_pixels(spec)
     implied = pixel_kind(name, spec.dtype, spec.shape)
     is_grey = len(spec.shape) == 2 and spec.dtype in (np.uint8, np.uint16)
-    is_named = is_grey and implied is None and not _IMAGES.isdisjoint(_words(name))
+    is_named = is_grey and implied is None and is_named_image(name)
     return implied == "image" or is_named or is_image(spec, known_kind(name, spec, kind))
 
 

@@ -88,9 +88,13 @@ def png_layouts() -> Read:
         want = pixels
         if colour == 0 and bits < 8:
             want = pixels == 1 if bits == 1 else pixels * np.uint8(255 // (2**bits - 1))
-        palette = [(b"PLTE", bytes(3 * 2**bits))] if colour == 3 else []
+        colours = pixels_of("u1", 2**bits, 3)
+        palette = [(b"PLTE", colours.tobytes())] if colour == 3 else []
+        want = colours[pixels] if colour == 3 else want
         transparent = {0: struct.pack(">H", 1), 2: struct.pack(">HHH", 1, 2, 3), 3: bytes(2**bits)}
         yield f"{colour=} {bits=}", png(pixels, bits, colour, *palette), want
         if colour in transparent:
             more = [*palette, (b"tRNS", transparent[colour])]
+            if colour == 3:  # the alpha of each colour; of other images it is one colour
+                want = np.dstack([want, np.zeros_like(pixels)])
             yield f"{colour=} {bits=} tRNS", png(pixels, bits, colour, *more), want

@@ -15,10 +15,10 @@ from seqrecord.formats.converting.source_video import notes_of_kept
 from seqrecord.in_place.boundary import boundary
 from seqrecord.in_place.file_types import explained
 from seqrecord.in_place.references import reference_source
-from seqrecord.store.feature_kinds import check_kinds_and_units
+from seqrecord.store.feature_kinds import LABEL_KINDS, check_kinds_and_units
 from seqrecord.store.format.inventory import Inventory
 from seqrecord.store.format.text import check_key, encode_metadata, metadata_entries
-from seqrecord.store.originals.inventory import inventory_of
+from seqrecord.store.originals.inventory import inventory_of, palette_note
 from seqrecord.store.originals.protocol import EpisodeInfo, Source
 from seqrecord.store.reading.resizing import Sizes
 from seqrecord.store.schema import Schema
@@ -67,6 +67,7 @@ class DescribedSource:
             episodes = source.episodes()
             inventory = inventory_of(source)
         described: Mapping[str, Any] = check_kinds_and_units(schema, kinds, units)
+        _check_palettes(source, described)
         features = (
             replace(feature, **described.get(feature.name, {})) for feature in inventory.features
         )
@@ -178,6 +179,21 @@ class DescribedSource:
         if not good:
             raise SourceError(f"no episode can be packed; the first failed with: {bad[0].error}")
         return replace(self, episodes=good, bad=bad)
+
+
+def _check_palettes(source: Source, described: Mapping[str, Any]) -> None:
+    """Raise `SourceError` for a kind of masks or labels of a palette's colours, or the reverse."""
+    palettes: Mapping[str, bool] = getattr(source, "palettes", {})
+    for name, are_indices in palettes.items():
+        kind = described.get(name, {}).get("kind")
+        if kind is not None and (kind in LABEL_KINDS) != are_indices:
+            raise SourceError(
+                "the kind is of other values than those read: "
+                f"{palette_note(name, are_indices=are_indices)}; rename its files",
+                feature=name,
+                expected=f"{' or '.join(LABEL_KINDS) if are_indices else 'image'}",
+                got=kind,
+            )
 
 
 @contextmanager

@@ -63,7 +63,8 @@ class ImageHeader:
 
     `mode` is Pillow's, such as `RGB`. `orientation` is EXIF's, 1 to 8: how viewers transform the
     stored pixels; 1 is upright. `shape` is that of the stored pixels. Pillow decodes other values
-    than the stored ones if it `needs_imagecodecs`.
+    than the stored ones if it `needs_imagecodecs`. `palette` is the mode of a palette's colours,
+    `RGB` or `RGBA`; empty without a palette.
     """
 
     format: str
@@ -72,6 +73,7 @@ class ImageHeader:
     shape: tuple[int, ...]
     orientation: int = 1
     needs_imagecodecs: bool = False
+    palette: str = ""
 
 
 def probe(data: bytes | memoryview) -> ImageHeader:

@@ -64,6 +64,9 @@ def inventory_of(source: Source) -> Inventory:
     unreadable: Mapping[str, SourceError] = getattr(source, "unreadable", {})
     left_out = [LeftOut(f"feature {n}", 1, str(e), "features") for n, e in unreadable.items()]
     left_out += [row for row in account.left_out if not _is_one_of(row, unreadable)]
+    schema = source.schema()
+    palettes: Mapping[str, bool] = getattr(source, "palettes", {})
+    notes = [palette_note(name, are_indices=palettes[name]) for name in schema if name in palettes]
     return Inventory(
         format_of(source),
         account.reason,
@@ -76,10 +79,23 @@ def inventory_of(source: Source) -> Inventory:
                 spec.unit,
                 account.places.get(spec.name, ""),
             )
-            for spec in source.schema().values()
+            for spec in schema.values()
         ),
         tuple(left_out),
-        account.notes,
+        (*account.notes, *notes),
+    )
+
+
+def palette_note(name: str, *, are_indices: bool) -> str:
+    """Return the note of the inventory about a feature."""
+    if are_indices:
+        return (
+            f"feature {name}: images with a palette, read as indices; without `gt`, `objects`, "
+            "`ids`, `mask`, `labels` and similar words in its name they are read as colours"
+        )
+    return (
+        f"feature {name}: images with a palette, read as colours; with `mask` or `labels` in its "
+        "name they are read as indices"
     )
 
 

@@ -30,6 +30,7 @@ OPTIONAL: Mapping[str, Scope] = {
     "dictionaries": Scope.FEATURES,
     "features": Scope.FEATURES,
     "has_empty_frames": Scope.FEATURES,
+    "palettes": Scope.FEATURES,
     "unreadable": Scope.FEATURES,
     "timestamps": Scope.FRAMES,
     "videos": Scope.FRAMES,

@@ -18,6 +18,7 @@ from seqrecord.formats.sources.common.images import (
     passthrough_codec,
 )
 from seqrecord.formats.sources.common.orientation import shape_of
+from seqrecord.formats.sources.common.palettes import Palettes, form_of
 from seqrecord.formats.sources.common.specs import (
     UnsupportedError,
     check_like_first,
@@ -40,20 +41,23 @@ def embedded_spec(
     keep_encoded: bool,
     endings: Collection[str] = (),
     exif: str | None = None,
+    palettes: Palettes,
 ) -> FeatureSpec:
     """Return the feature spec of images like this one: dtype and [H, W] or [H, W, C].
+
+    A palette is recorded in `palettes`.
 
     With `keep_encoded`, 8-bit RGB images get the codec that keeps them, and images of the other
     `endings`, encoded. Raises `SourceError` with `path` for damaged data, and `UnsupportedError`
     for images without a reader: of other formats than `EMBEDDED_FORMATS`, or in CMYK.
     """
     try:
-        header = encoded_header(data, path)
+        header = form_of(encoded_header(data, path), name, None, path, palettes)
     except UnsupportedImageError as error:
         raise UnsupportedError(error.message, **{**error.context(), "feature": name}) from error
     codec = passthrough_codec(header, endings, exif=exif) if keep_encoded else ()
     shape = shape_of(header, exif, is_kept=bool(codec))
-    kind = pixel_kind(name, header.dtype, shape) or "image"
+    kind = pixel_kind(name, header.dtype, shape) or (None if palettes.get(name) else "image")
     return feature_spec(name, header.dtype, shape, path, codec=codec, kind=kind)
 
 

@@ -31,6 +31,7 @@ from seqrecord.formats.sources.common.netpbm import (
     netpbm_header,
 )
 from seqrecord.formats.sources.common.orientation import applied_orientation
+from seqrecord.formats.sources.common.palettes import has_indices
 from seqrecord.in_place.file_types import type_of
 from seqrecord.in_place.files import first_line, opened, read_bytes, size_of, unreadable
 from seqrecord.in_place.limits import check_image_size, check_size
@@ -266,19 +267,21 @@ def decode_image(
     """Decode an image read from `path`: [H, W] or [H, W, C].
 
     dtype is uint8 or uint16, bool for bilevel images, and for TIFF also int8, int16, int32, uint32
-    or float32. Palette images give their indices. A transparent colour of PNG is ignored.
+    or float32. Images with a palette give colours, with alpha if it has some, unless the feature's
+    values are indices, see `has_indices`. A transparent colour of other PNGs is ignored.
 
     Args:
         data: the whole file.
         path: named in errors.
-        spec: the image's feature; `None` for an image whose pixels encode other values.
+        spec: the image's feature; `None` for an image whose pixels encode other values, as
+            indices of a palette.
         exif: see `applied_orientation`.
 
     Raises `SourceError` for truncated or damaged data.
     """
     with located(SourceError, file=str(path)):
         header, image = _header(io.BytesIO(data), path)
-        orientation = applied_orientation(header, spec, path, exif)
+        orientation, shape = applied_orientation(header, spec, path, exif), header.shape
         if header.format == "png":
             _check_png(data)
         try:
@@ -289,6 +292,8 @@ def decode_image(
             else:
                 with _no_truncated_images():
                     image.load()
+                if header.palette and _has_colours(spec):
+                    image, shape = image.convert(header.palette), (*shape, len(header.palette))
                 array = np.asarray(image)
                 if header.format == "tiff":  # undo Pillow's turn
                     array = turned(array, OPPOSITE.get(header.orientation, header.orientation))
@@ -298,8 +303,13 @@ def decode_image(
             raise
         except Exception as error:  # Pillow and imagecodecs raise many types
             raise _undecodable(error) from error
-        pixels = array.reshape(header.shape)
+        pixels = array.reshape(shape)
         return np.ascontiguousarray(turned(pixels, orientation), header.dtype)
+
+
+def _has_colours(spec: FeatureSpec | None) -> bool:
+    """Return whether a feature has the colours of palettes; no codec keeps such files."""
+    return spec is not None and not spec.codec and not has_indices(spec.name, spec.kind)
 
 
 def load_imagecodecs(path: Path | None = None) -> Any:
@@ -368,7 +378,8 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
     except Exception as error:  # broken pages
         raise _undecodable(error) from error
     orientation = orientation_of(image, stream)
-    return ImageHeader(format_, mode, dtype, shape, orientation, needs_imagecodecs), image
+    palette = "" if mode != "P" else "RGBA" if "transparency" in image.info else "RGB"
+    return ImageHeader(format_, mode, dtype, shape, orientation, needs_imagecodecs, palette), image
 
 
 def _tiff_dtype(image: Any) -> np.dtype[Any]:

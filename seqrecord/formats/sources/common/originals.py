@@ -100,6 +100,11 @@ class Originals:
         """Features that `schema` leaves out because their types cannot be read, with the errors."""
         return {}
 
+    @cached_property
+    def palettes(self) -> dict[str, bool]:
+        """Features whose images have a palette: whether its indices are read, or else colours."""
+        return {}
+
     @contextmanager
     def unless_unreadable(self, feature: str) -> Iterator[None]:
         """Record an `UnsupportedError` of the block in `unreadable`; raise it with `features`.

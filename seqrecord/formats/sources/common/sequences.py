@@ -34,6 +34,7 @@ from seqrecord.formats.sources.common.originals import (
     has_folder,
     key_of,
 )
+from seqrecord.formats.sources.common.palettes import form_of
 from seqrecord.formats.sources.common.specs import check_spec, feature_spec, merge_specs, text_spec
 from seqrecord.formats.sources.inventory import (
     NO_READER,
@@ -107,7 +108,7 @@ class Images:
             array = array_header(path)
             dtype, shape = array.dtype, array.shape
         else:
-            header = image_header(path)
+            header = form_of(image_header(path), name, self.kind, path, source.palettes)
             if endings and not source.in_place:
                 codec = passthrough_codec(header, endings, exif=exif)
             dtype, shape = header.dtype, shape_of(header, exif, is_kept=bool(codec))

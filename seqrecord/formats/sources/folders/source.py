@@ -33,6 +33,7 @@ from seqrecord.formats.sources.common.originals import (
     find_files,
     key_of,
 )
+from seqrecord.formats.sources.common.palettes import form_of
 from seqrecord.formats.sources.common.point_files import POINT_ENDINGS, read_points
 from seqrecord.formats.sources.common.specs import feature_name, feature_spec, merge_specs
 from seqrecord.formats.sources.common.tables import frames_shape
@@ -112,8 +113,9 @@ class FolderSource(NumberedFrames, ScannedInPlace):
     Points in PLY, PCD and `.bin` files are [?, columns] with the dtype of `x`; columns of another
     dtype are a feature of their own, `points.ring` [?] or `points.uint8` [?, columns].
 
-    Images are uint8 or uint16, [H, W] (grayscale or palette indices), [H, W, 3] RGB or [H, W, 4]
-    RGBA. `.flo`, `.dpt`, PFM and OpenEXR files are floating-point, see docs/reference/sources.md.
+    Images are uint8 or uint16, [H, W] (grayscale), [H, W, 3] RGB or [H, W, 4] RGBA. A palette gives
+    colours, or its indices [H, W] in a feature of masks or labels by its name; the inventory says
+    which. `.flo`, `.dpt`, PFM and OpenEXR files are floating-point, see docs/reference/sources.md.
     The dtype comes from the first episode with the feature. A dimension that differs between the
     first frames of two episodes is variable. Episodes written by `export.to_files` are described by
     their `seqrecord.json`.
@@ -339,7 +341,8 @@ class FolderSource(NumberedFrames, ScannedInPlace):
             meaning = known_meaning(folder.files.pattern, path.name)
             codec = self._codec(path, folder)
             if ending_of(path.name) in IMAGE_ENDINGS:
-                image = image_header(path)
+                kind = meaning.get("kind")
+                image = form_of(image_header(path), name, kind, path, self.palettes)
                 if image.needs_imagecodecs:
                     load_imagecodecs(path)
                 dtype, shape = image.dtype, shape_of(image, self.exif, is_kept=bool(codec))

@@ -241,7 +241,9 @@ class Hdf5Source(ScannedInPlace):
         data = first_image(dataset, path)
         if data is not None:
             keep = self.keep_encoded and not self._is_bgr(data, episode, path)
-            return embedded_spec(name, data, path, keep_encoded=keep, exif=self.exif)
+            return embedded_spec(
+                name, data, path, keep_encoded=keep, exif=self.exif, palettes=self.palettes
+            )
         if episode.metadata.get("compress") and "images" in name.split(".") and dataset.ndim == 2:
             raise SourceError(
                 "the first row of a compressed dataset is not an image",

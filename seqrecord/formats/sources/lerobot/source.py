@@ -384,7 +384,12 @@ class LeRobotSource(InPlace):
                     data = image_bytes(path, feature.name, first_row)
                     keep_encoded = self.keep_encoded
                     spec = embedded_spec(
-                        feature.name, data, path, keep_encoded=keep_encoded, exif=self.exif
+                        feature.name,
+                        data,
+                        path,
+                        keep_encoded=keep_encoded,
+                        exif=self.exif,
+                        palettes=self.palettes,
                     )
                     spec = replace(spec, **feature.depth_meaning)
                 feature.check_size(spec, path)

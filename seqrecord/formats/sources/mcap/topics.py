@@ -170,7 +170,11 @@ class TopicSource(Originals):
                     path = file
                     if not is_start(message):
                         continue
-                    image_options = {"keep_encoded": self.keep_encoded, "exif": self.exif}
+                    image_options = {
+                        "keep_encoded": self.keep_encoded,
+                        "exif": self.exif,
+                        "palettes": self.palettes,
+                    }
                     return TopicFeatures(prefix, message, path, selected_names, **image_options)
                 if path is not None:
                     raise SourceError("video without a keyframe", file=str(path), got=topic)

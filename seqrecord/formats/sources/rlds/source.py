@@ -202,7 +202,12 @@ class RldsSource(Originals):
                         if isinstance(values, list) and values:
                             data, keep_encoded = bytes(values[0]), self.keep_encoded
                             return embedded_spec(
-                                feature.name, data, path, keep_encoded=keep_encoded, exif=self.exif
+                                feature.name,
+                                data,
+                                path,
+                                keep_encoded=keep_encoded,
+                                exif=self.exif,
+                                palettes=self.palettes,
                             )
                     if errors.count - previous_count >= _MOST_TRIED:
                         break

@@ -272,6 +272,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             keep_encoded=self.keep_encoded,
             endings=field.endings,
             exif=self.exif,
+            palettes=self.palettes,
         )
 
     def _path_of(self, info: EpisodeInfo) -> Path:
