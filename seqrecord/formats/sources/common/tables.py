@@ -60,7 +60,7 @@ class Rows:
 
         `parse` converts words: `int` gives int64. Raises `SourceError` for other rows.
         """
-        values = []
+        values, row = [], list[Any]()
         for words, line in zip(self.words, self.lines, strict=True):
             try:
                 row = parse_numbers(words[first_word:], parse)
