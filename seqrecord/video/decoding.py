@@ -20,7 +20,15 @@ from seqrecord.store.codecs.resizing import resize_into
 from seqrecord.store.schema import MAX_FRAME_BYTES, CodecConfig
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.gops import Gop
-from seqrecord.video.packages import colours, one_thread, packet_of, pyav, set_colours, video_errors
+from seqrecord.video.packages import (
+    UNKNOWN_MATRIX,
+    colours,
+    one_thread,
+    packet_of,
+    pyav,
+    set_colours,
+    video_errors,
+)
 
 if TYPE_CHECKING:
     from seqrecord.video.depth import DepthScale
@@ -268,6 +276,19 @@ def form_of(
     context = open_decoder(codec, matrix=matrix, color_range=color_range)
     frame = _first_frame(context, (keyframe,))
     return frame.height, frame.width, frame.format.name
+
+
+def declares_colours(config: VideoConfig, packets: Sequence[bytes]) -> bool:
+    """Whether a stream itself declares the colours that its configuration has.
+
+    Of the first of these packets with a frame. Raises `CodecError` if decoding fails.
+    """
+    try:
+        frame = _first_frame(open_decoder(config.codec), packets)
+    except video_errors() as error:
+        raise CodecError("cannot decode video packets", got=str(error)[:300]) from error
+    has_matrix = config.matrix is None or int(frame.colorspace) != UNKNOWN_MATRIX
+    return has_matrix and (config.range is None or bool(int(frame.color_range)))
 
 
 def display_order(codec: str, packets: Iterable[bytes]) -> list[int]:

@@ -10,7 +10,7 @@ from seqrecord.store.codecs.base import Bytes
 
 SWS_BT601 = 5  # number of swscale
 _NON_BT601 = (1, 4, 7, 9, 10)  # H.273 matrices other than BT.601; swscale has the same numbers
-_UNKNOWN_MATRIX = 2  # H.273
+UNKNOWN_MATRIX = 2  # H.273
 _RANGES = {None: 0, "limited": 1, "full": 2}  # AVColorRange
 
 
@@ -60,7 +60,7 @@ def colours(frame: Any) -> dict[str, int]:
 
 def set_colours(context: Any, matrix: int | None, color_range: str | None) -> None:
     """Set a codec context's matrix (H.273) and range ("limited", "full"); `None` for unknown."""
-    context.colorspace = _UNKNOWN_MATRIX if matrix is None else matrix
+    context.colorspace = UNKNOWN_MATRIX if matrix is None else matrix
     context.color_range = _RANGES[color_range]
 
 

@@ -360,6 +360,22 @@ def test_a_range_that_only_the_container_declares(tmp_path: Path, ending: str, p
         np.testing.assert_array_equal(decoded(path)[1], expected)
 
 
+def test_frames_that_are_encoded_again_beside_others_that_declare_no_colours(
+    tmp_path: Path,
+) -> None:
+    """A decoder would keep the colours that the encoded ones declare."""
+    path = write_video(tmp_path / "a.mp4", pictures(20), options={"g": "8"})
+    images = decoded(declare_full_range(path))[1]
+    seqrecord.convert(open_source(path), tmp_path / "packed", workers=1)
+    seqrecord.edit.trim_episodes(tmp_path / "packed", ["a"], slice(3, None))
+    seqrecord.export.to_lerobot(tmp_path / "packed", tmp_path / "lerobot", fps=30)
+    [exported] = (tmp_path / "lerobot").rglob("*.mp4")
+    for found, expected in zip(decoded(exported)[1], images[3:], strict=True):
+        assert np.abs(found.astype(int) - expected).mean() < 3
+    with seqrecord.open(tmp_path / "lerobot") as dataset:
+        assert dataset.num_frames == 17
+
+
 @pytest.mark.parametrize(
     ("codec", "turned"), [("libx264", True), ("mpeg4", False), ("ffv1", False)]
 )

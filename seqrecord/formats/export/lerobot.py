@@ -57,7 +57,7 @@ from seqrecord.store.storage.url import local_path
 from seqrecord.store.units import Progress, exact_rate
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.container import TimedPacket, mux_mp4
-from seqrecord.video.decoding import decode_gop, display_order
+from seqrecord.video.decoding import declares_colours, decode_gop, display_order
 from seqrecord.video.encoding import encode_gop
 from seqrecord.video.gops import Gop
 from seqrecord.video.packages import video_errors
@@ -433,23 +433,30 @@ def _unify_gops(
 
     GOPs of another configuration, and with hidden frames behind or between the visible ones, are
     encoded again, with a warning about `place`. So are GOPs with hidden frames before the visible
-    ones whose packets are not `exported`: they were trimmed, or are of other episodes.
+    ones whose packets are not `exported`: they were trimmed, or are of other episodes. Encoded GOPs
+    declare their colours, which H.264 keeps for those that do not: then all are encoded again.
     """
     feature_config = VideoConfig.from_json(spec.codec[0])
     height, width = (n or 0 for n in spec.shape[:2])
-    shown_gops, count = list[_Shown](), 0
+    kept_gops = list[_Shown | None]()
     for gop in gops:
-        gop_config = gop.config or feature_config
-        shown_gop: _Shown | None = None
-        if gop_config == config and -1 not in gop.order:
-            shown_gop = _Shown(gop.packets, gop.order)
-        elif gop_config == config and not shown_gops and _are_exported(gop, exported):
-            shown_gop = _from_keyframe(gop, gop_config.codec)
-        if shown_gop is None:
+        is_same, kept_gop = (gop.config or feature_config) == config, None
+        if is_same and -1 not in gop.order:
+            kept_gop = _Shown(gop.packets, gop.order)
+        elif is_same and not kept_gops and _are_exported(gop, exported):
+            kept_gop = _from_keyframe(gop, config.codec)
+        kept_gops.append(kept_gop)
+    keeps_colours = config.codec == "h264" and None in kept_gops
+    if keeps_colours and not declares_colours(config, gops[0].packets):
+        kept_gops = [None] * len(gops)
+    shown_gops, count = list[_Shown](), 0
+    for gop, kept_gop in zip(gops, kept_gops, strict=True):
+        if kept_gop is None:
             count += gop.num_frames
-            gop = encode_gop(config, decode_gop(gop_config, height, width, gop))
-            shown_gop = _Shown(gop.packets, gop.order)
-        shown_gops.append(shown_gop)
+            pixels = decode_gop(gop.config or feature_config, height, width, gop)
+            encoded_gop = encode_gop(config, pixels)
+            kept_gop = _Shown(encoded_gop.packets, encoded_gop.order)
+        shown_gops.append(kept_gop)
     if count:
         reason = "their GOPs have hidden frames, or another codec"
         _logger.warning("%s: re-encoded %d frames (%s)", place, count, reason)
