@@ -89,7 +89,8 @@ def to_lerobot(
     camera. If an episode begins between two keyframes, its file begins at the keyframe before, and
     its `from_timestamp` is above 0, provided that all frames before it are in exported episodes.
     Groups of pictures with other frames that are decoded but not shown, for example trimmed ones,
-    are encoded again, with a warning: they are not exported. Other images, uint8 [H, W, 3], become
+    are encoded again, with a warning: they are not exported; so is all of such an episode if its
+    H.264 does not itself declare its colours. Other images, uint8 [H, W, 3], become
     PNG in the rows, which is lossless, or with `video` are encoded; other features become columns.
     Depth in m or mm is a video of LeRobot's codes if it is one, and otherwise TIFF in the rows:
     float32 or uint16 [H, W, 1]. `language_events`, and `language_persistent` of the episodes'

@@ -73,7 +73,7 @@ _logger = logging.getLogger("seqrecord")
 
 # Of indexes: another number makes all again, where sources read originals in another way. Indexes
 # without a number lack splits.
-_LAYOUT = "2"
+_LAYOUT = "3"
 _LOGGED_LINES = 10  # lines of the inventory
 _MAX_COPIED_BYTES = 64 << 10  # of a frame's feature
 
