@@ -392,6 +392,13 @@ def test_numbers_of_episodes_in_datasets_and_commands(videos: Path, tmp_path: Pa
     assert seqrecord.open(tmp_path / "lerobot").num_frames == 5
 
 
+def test_a_command_exports_a_good_episode_beside_a_bad_one(videos: Path, tmp_path: Path) -> None:
+    run("export", videos, "[ce]", "-o", tmp_path / "files", "--quiet")
+    assert {path.name for path in (tmp_path / "files").iterdir()} == {"c", "e"}
+    failed = run("export", videos, "b", "-o", tmp_path / "bad", "--quiet", code=1)
+    assert "episode: b" in failed.stderr
+
+
 def test_numbers_of_episodes_follow_the_original(videos: Path) -> None:
     """Which file was readable first has no effect on numbers, nor where new files sort."""
 

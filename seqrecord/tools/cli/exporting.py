@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +15,8 @@ from seqrecord.export import to_files, to_hub, to_lerobot
 from seqrecord.formats.converting.convert import convert
 from seqrecord.formats.indexing.source_opening import open_source
 from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.reading.filters import EpisodeFilter
+from seqrecord.store.reading.opening import dataset_of
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.text import counted
 from seqrecord.store.units import format_size
@@ -78,10 +80,10 @@ def export(
     open_options: dict[str, Any] = {"storage_options": storage_options, "options": source_options}
     open_options["joining"] = joining
     with (
-        _opened_or_packed(path, dest, features, quiet=quiet, **open_options) as dataset,
+        _opened_or_packed(path, key, dest, features, quiet=quiet, **open_options) as dataset,
         ProgressBar("frames", speed=True, quiet=quiet) as bar,
     ):
-        episodes = [key] if key in dataset.episodes else key
+        episodes = _selection(dataset, key)
         count = len(dataset.find_episodes(episodes))
         options: dict[str, Any] = {"features": features, "progress": bar}
         if kind == "lerobot":
@@ -92,9 +94,15 @@ def export(
     click.echo(f"{Path(dest)}: {counted(count, 'episode')}")
 
 
+def _selection(dataset: Dataset, key: str) -> EpisodeFilter:
+    """The episode of this key, or those of a glob."""
+    return [key] if key in dataset.episodes else key
+
+
 @contextmanager
 def _opened_or_packed(
     path: str,
+    key: str,
     dest: str,
     features: list[str] | None,
     *,
@@ -103,13 +111,20 @@ def _opened_or_packed(
     joining: dict[str, Any],
     quiet: bool,
 ) -> Iterator[Dataset]:
-    """Open a dataset; an original that is not read in place is packed into a temporary folder."""
+    """Open a dataset; an original is packed into a temporary folder if the selected episodes cannot
+    be read in place.
+    """
     dataset = None
     if joining:
         dataset = open_dataset(path, storage_options=storage_options, **joining)
     elif options is None:
-        with suppress(NotFoundError, SourceError):
-            dataset = open_dataset(path, storage_options=storage_options)
+        with suppress(NotFoundError, SourceError), ExitStack() as opened:
+            dataset_in_place = opened.enter_context(
+                dataset_of(path, storage_options=storage_options)
+            )
+            dataset_in_place.find_episodes(_selection(dataset_in_place, key))
+            opened.pop_all()
+            dataset = dataset_in_place
     if dataset is not None:
         with dataset:
             yield dataset
