@@ -65,6 +65,7 @@ class EpisodeRows:
             max_rows = _BYTES // max(1, sum(spec.nbytes for spec in schema.values()))
             self._batch_rows = max(self._batch_rows, min(max_rows, _MOST_ROWS))
         self._episodes: dict[str, _Episodes] = {}  # of the last file
+        self._spans: dict[str, dict[int, tuple[float, float]]] = {}  # by file and number
         self._file: _Episodes | None = None  # the open file
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._unread_rows: pa.RecordBatch | None = None  # rows read ahead, of a later episode
@@ -98,9 +99,12 @@ class EpisodeRows:
 
         Of all its rows, whatever else is wrong with them. Raises `SourceError` if there are none.
         """
-        file = self._in_file(episode)
-        with located(SourceError, file=str(file.path)):
-            return file.span_of(episode)
+        if episode.file not in self._spans:  # each file is read once for all its episodes
+            self._spans[episode.file] = {}
+            self._spans[episode.file] = self._in_file(episode).spans()
+        if (span := self._spans[episode.file].get(episode.index)) is None:
+            raise SourceError("episode without rows", file=str(self._root / episode.file))
+        return span
 
     def _in_file(self, episode: LeRobotEpisode) -> _Episodes:
         if episode.file not in self._episodes:
@@ -261,14 +265,14 @@ class _Episodes:
             )
         return begin, times
 
-    def span_of(self, episode: LeRobotEpisode) -> tuple[float, float]:
-        """See `EpisodeRows.span`."""
-        begin, count = self._places.get(episode.index, (0, 0))
-        times = self._columns[2][begin : begin + count]
-        times = times[np.isfinite(times)]
-        if not len(times):
-            raise SourceError("episode without rows")
-        return float(times.min()), float(times.max())
+    def spans(self) -> dict[int, tuple[float, float]]:
+        """See `EpisodeRows.span`; by number."""
+        spans = dict[int, tuple[float, float]]()
+        for number, (begin, count) in self._places.items():
+            times = self._columns[2][begin : begin + count]
+            if np.isfinite(times).all():
+                spans[number] = float(times.min()), float(times.max())
+        return spans
 
 
 def image_bytes(path: Path, name: str, row: int) -> bytes:
