@@ -131,7 +131,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             feature is 0 for clips whose source lacks it, and `<feature>_is_missing`, bool [batch],
             marks them; single-source batches have the features of their source. Features outside an
             intersection are not read; sizes (`weights`, `repeat`) are of the others. Masks and ages
-            that `derive` stored, such as `action_is_pad`, come with their features.
+            that `derive` stored, such as `<feature>_is_pad`, come with their features.
         vectors: form of vectors, by feature: `{"action": Vector(pad_to=32, normalize="mean_std",
             statistics="source")}`, for every source with the feature. Vectors of different sizes
             then mix in one batch; `place` is a value of sources. Statistics are the stored ones

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 from seqrecord.errors import ClipError
 from seqrecord.store.format.edits import Relabel
@@ -30,6 +31,13 @@ from seqrecord.tools.edit.changes import open_for_edit
 from seqrecord.tools.edit.features import FeatureReplacement
 
 
+class StoredResults(NamedTuple):
+    """The results of an episode: its number in the source, and rows in the derived dataset."""
+
+    number: int
+    rows: range
+
+
 @dataclass(frozen=True)
 class ColumnUpdate:
     """The features beside the results of a derived dataset, as a source has them now.
@@ -38,13 +46,13 @@ class ColumnUpdate:
         source: the source.
         target: the derived dataset.
         entries: entries of its episodes, by key.
-        reusable: numbers of the source's episodes whose results are stored, by key.
+        reusable: episodes whose results are stored, by key.
     """
 
     source: DerivedSource
     target: Dataset
     entries: Mapping[str, Mapping[str, Any]]
-    reusable: Mapping[str, int]
+    reusable: Mapping[str, StoredResults]
 
     def is_needed(self, changed: Collection[str], *, writes: bool) -> bool:
         """Whether features must be replaced before new episodes can be written, if any is.
@@ -82,6 +90,8 @@ class ColumnUpdate:
     ) -> None:
         """Replace the features, and the entries of the episodes, in one commit.
 
+        Rows of samples that the source does not have any more are trimmed.
+
         Raises `ConflictError` if another writer has committed.
         """
         source, features = self.source, self.target.features
@@ -96,9 +106,15 @@ class ColumnUpdate:
             codecs = {name: codec for name, codec in codecs.items() if name in source.columns}
         infos = {info.key: info for info in source.episodes()}
         key_of = source.dataset.contents.index.key
-        sorted_keys = sorted(self.reusable, key=self.reusable.__getitem__)
-        blocks = {
-            key: partial(source.blocks, infos[key_of(self.reusable[key])]) for key in sorted_keys
+        infos_by_key = {
+            key: infos[key_of(results.number)]
+            for key, results in sorted(self.reusable.items(), key=itemgetter(1))
+        }
+        blocks = {key: partial(source.blocks, info) for key, info in infos_by_key.items()}
+        trims = {
+            key: results.rows
+            for key, results in self.reusable.items()
+            if len(results.rows) < len(self.target.episodes[key])
         }
         version = self.target.contents.manifest.commit
         with open_for_edit(destination, storage_options, version) as dataset:
@@ -107,7 +123,7 @@ class ColumnUpdate:
             for key, place in dataset.index.positions.items():
                 metadata = dataset.index.episode_metadata(place)
                 if key in self.reusable:
-                    metadata = _relabelled(metadata, infos[key_of(self.reusable[key])].metadata)
+                    metadata = _relabelled(metadata, infos_by_key[key].metadata)
                 else:  # it lacks them all until it is replaced, and is current for no call
                     changes = {"columns": source.columns, "rows": ""}
                     metadata[DERIVED_FROM] = {**metadata[DERIVED_FROM], **changes}
@@ -115,7 +131,7 @@ class ColumnUpdate:
             replacement = FeatureReplacement.of(dataset, replaced, schema)
             max_bytes = check_sizes(None, max_file_size)
             with source.without_results():
-                replacement.commit(blocks, [Relabel(texts)], max_file_size=max_bytes)
+                replacement.commit(blocks, [Relabel(texts)], trims=trims, max_file_size=max_bytes)
 
     @cached_property
     def _schema(self) -> Schema | None:

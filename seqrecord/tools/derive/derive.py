@@ -32,7 +32,7 @@ from seqrecord.store.text import repr_of
 from seqrecord.store.units import Progress, check_integer
 from seqrecord.store.writing.destination import RESUME
 from seqrecord.store.writing.stored_schema import Codecs
-from seqrecord.tools.derive.column_update import ColumnUpdate
+from seqrecord.tools.derive.column_update import ColumnUpdate, StoredResults
 from seqrecord.tools.derive.derived_source import DerivedSource, DeriveFunction
 from seqrecord.tools.derive.function_errors import raising_cause
 from seqrecord.tools.derive.provenance import Derivation, Settings, is_per_frame
@@ -105,9 +105,9 @@ def derive(
         features: inputs of the function.
         keep: features that are copied. With samples, in their windows; without a window, the value
             of the frame `start`. Columns that describe them in batches are stored too, under their
-            names: `action_is_pad`, bool [T], `action_dim_is_pad`, bool [D], `action_age` or
-            `action_wait`, int64 [T], of padded shapes `action_mask`, and `frames_is_pad`, bool [T],
-            of lists with `ragged="pad"`.
+            names: `<feature>_is_pad`, bool [T], `<feature>_dim_is_pad`, bool [D], `<feature>_age`
+            or `<feature>_wait`, int64 [T], of padded shapes `<feature>_mask`, and `frames_is_pad`,
+            bool [T], of lists with `ragged="pad"`.
         batch_size: rows of a call, B; the last call may have fewer.
         version: of the function or its weights. A dataset of another version is refused: derive
             into another folder.
@@ -405,14 +405,14 @@ class _Comparison:
     Attributes:
         state: the result of `check_derived`.
         entries: the entries of the derived dataset, by its keys.
-        reusable: numbers of the source's episodes whose results are stored, by these keys, also of
-            current ones.
+        reusable: the source's episodes whose results are stored, by these keys, also of current
+            ones.
         missing: keys of the source's episodes whose results are not stored, in order.
     """
 
     state: Derivation
     entries: Mapping[str, Mapping[str, Any]]
-    reusable: Mapping[str, int]
+    reusable: Mapping[str, StoredResults]
     missing: Sequence[str]
 
 
@@ -424,7 +424,7 @@ def _compare_with(source: DerivedSource, target: Dataset) -> _Comparison:
     uids = {key: index.uid(number) for key, number in source.numbers.items()}
     of_others = {by_uid[uid] for uid in by_uid.keys() & uids.values()}
     current, changed, new, renamed = list[str](), list[str](), list[str](), dict[str, str]()
-    reusable, missing = dict[str, int](), list[str]()
+    reusable, missing = dict[str, StoredResults](), list[str]()
     for key, number in source.numbers.items():
         # A new episode may have the former key of a renamed one.
         stored_key = by_uid.get(uids[key], None if key in of_others else key)
@@ -433,10 +433,8 @@ def _compare_with(source: DerivedSource, target: Dataset) -> _Comparison:
             missing.append(key)
             continue
         entry = entries[stored_key]
-        if len(target.episodes[stored_key]) == source.num_rows(number) and source.has_results(
-            number, entry, target
-        ):
-            reusable[stored_key] = number
+        if (rows := source.stored_rows(number, entry, stored_key, target)) is not None:
+            reusable[stored_key] = StoredResults(number, rows)
         if not source.is_current(number, entry, target):
             changed.append(stored_key)
             missing += [] if stored_key in reusable else [key]

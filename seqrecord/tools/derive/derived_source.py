@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.clips.frames import ClipFrames, ClipKeys
+from seqrecord.loader.clips.frames import ClipFrames, ClipKeys, NearestWindow
 from seqrecord.loader.frames.array_specs import add_place
 from seqrecord.loader.pipes.columns import FRAMES_IS_PAD, IS_PAD
 from seqrecord.loader.pipes.loaders import SeqRecordPipe
@@ -218,15 +218,52 @@ class DerivedSource:
         is_equal = stored_columns == self.columns and has_equal_facts(entry, self._facts(number))
         return is_equal and has_equal_frames(entry, self.copied_inputs, number, target.url)
 
+    def stored_rows(
+        self, number: int, entry: Mapping[str, Any], key: str, target: Dataset
+    ) -> range | None:
+        """Return the rows of a derived episode that have the results of an episode's samples.
+
+        All rows, or those at their places: a longer window of a kept feature leaves out samples at
+        the ends of episodes. `None`: the results are not stored.
+        """
+        episode, num_rows = target.episodes[key], self.num_rows(number)
+        if len(episode) == num_rows and self.has_results(number, entry, target):
+            return range(num_rows)
+        spec, facts = target.features.get(SOURCE_FRAMES), self._facts(number)
+        is_known = spec is not None and len(spec.shape) == 1 and self._has_one_window
+        is_known &= bool(entry.get("rows"))  # of samples, and with the features beside the results
+        if not (is_known and has_equal_results(entry, facts, self.features, "forms")):
+            return None
+        if not has_equal_frames(entry, self.inputs, number, target.url):
+            return None
+        # They decide the inputs: all have these frames.
+        frames = self.frames_of(self._clips_of(number), has_padding=False)
+        stored = episode.read(range(len(episode)), features=[SOURCE_FRAMES])[SOURCE_FRAMES]
+        place = _place_of_rows(frames, np.asarray(stored))
+        return None if place is None else range(place, place + num_rows)
+
+    @cached_property
+    def _has_one_window(self) -> bool:
+        """Whether the frames of the first input decide the values of all inputs in a sample."""
+        windows, options = self._clip_frames.windows, self.options
+        keys = {windows[name].key for name in self.features}
+        is_other = options.lists_frames and options.ragged == "pad"
+        is_other |= any(isinstance(windows[name], NearestWindow) for name in self.features)
+        return len(keys) == 1 and not is_other and not self._has_transform
+
+    @property
+    def _has_transform(self) -> bool:
+        """Whether a transform, which gets all features, makes the inputs."""
+        return self.options.frame_transform is not None or self.options.clip_transform is not None
+
     def has_results(self, number: int, entry: Mapping[str, Any], target: Dataset) -> bool:
         """Whether an episode's stored results are those of the present inputs and function.
 
         The features beside them may be others. A transform makes the inputs of all features, so
         with one all facts must be equal.
         """
-        facts, options = self._facts(number), self.options
-        has_transform = options.frame_transform is not None or options.clip_transform is not None
-        if not has_transform and has_equal_results(entry, facts, self.features):
+        facts = self._facts(number)
+        if not self._has_transform and has_equal_results(entry, facts, self.features):
             return has_equal_frames(entry, self.inputs, number, target.url)
         is_equal = has_equal_facts(entry, facts)
         return is_equal and has_equal_frames(entry, self.copied_inputs, number, target.url)
@@ -235,16 +272,22 @@ class DerivedSource:
         """Return what an episode's values depend on, beside its frames."""
         if number not in self._known_facts:
             names = (*self.features, *self.keep)
-            bounds = np.searchsorted(self.episode_of_clips, [number, number + 1])
-            clips = self.clips.take(slice(*bounds.tolist()))
+            clips = self._clips_of(number)
+            forms = {name: self._form_of(name, number) for name in names}
             self._known_facts[number] = compared(
                 self.settings,
                 self.features,
                 None if self.per_frame else self._digest_of_rows(clips),
                 self._digest_of_normalizations,
-                {name: self._digest_of_window(name, number, clips) for name in names},
+                {name: self._digest_of_window(name, forms[name], clips) for name in names},
+                {name: _digest_of(forms[name].encode()) for name in self.features},
             )
         return self._known_facts[number]
+
+    def _clips_of(self, number: int) -> ClipKeys:
+        """Return the samples of an episode."""
+        bounds = np.searchsorted(self.episode_of_clips, [number, number + 1])
+        return self.clips.take(slice(*bounds.tolist()))
 
     @cached_property
     def _digest_of_normalizations(self) -> str | None:
@@ -267,22 +310,32 @@ class DerivedSource:
             digest.update(json.dumps([name, plain]).encode())
         return digest.hexdigest()
 
-    def _digest_of_window(self, name: str, number: int, clips: ClipKeys) -> str:
-        """Return a digest of a feature's values in an episode's samples, beside its pages: which
-        frames these are, and the form that they have in batches.
-        """
+    def _form_of(self, name: str, number: int) -> str:
+        """Return what decides the form of a feature's values in batches, as JSON."""
         view, spec = self.view, self.dataset.features[name]
         form, contents = view.batch_arrays[name], self.dataset.contents
+        windows = self._clip_frames.windows
         facts: dict[str, Any] = {
             "form": [str(form.dtype), form.shape, form.value, name in self.single],
+            "lists": self.options.lists_frames,
             "arguments": self.settings.form_of(name),
             "normalization": view.normalizations.get(contents.stored_name(name)),
             "declared": [spec.kind, spec.unit],  # by which `resize` and transforms decide
+            "window": [
+                isinstance(windows[name], NearestWindow),
+                windows[name].key == windows[self.features[0]].key,
+            ],
         }
         if self.options.clip_transform is not None:  # which gets columns, and cameras for crops
             metadata = contents.index.episode_metadata(number)
             facts["metadata"] = [metadata.get(entry) for entry in ("camera", *view.metadata)]
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        return json.dumps(facts, sort_keys=True)
+
+    def _digest_of_window(self, name: str, form: str, clips: ClipKeys) -> str:
+        """Return a digest of a feature's values in samples, beside its pages: which frames these
+        are, and their form.
+        """
+        digest = hashlib.sha256(form.encode())
         window = self._clip_frames.find(name, clips)
         frames = self._clip_frames.stored_frames(clips.episode[:, None], window.frames)[1]
         if self.options.lists_frames:
@@ -450,6 +503,26 @@ class DerivedSource:
             self.close()
             self._stream = _Stream(self, key, has_results=self._has_results)
         return self._stream
+
+
+def _digest_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:_DIGEST_DIGITS]
+
+
+def _place_of_rows(frames: IntArray, stored: IntArray) -> int | None:
+    """Return the first of consecutive rows of `stored`, [n, S], that are the rows `frames`, [m, T].
+
+    -1 follows the frames of a shorter list.
+    """
+    width, num_rows = max(frames.shape[1], stored.shape[1]), len(frames)
+    frames, stored = (
+        np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=-1)
+        for rows in (frames, stored)
+    )
+    for place in np.flatnonzero((stored == frames[0]).all(axis=1)).tolist():
+        if np.array_equal(stored[place : place + num_rows], frames):
+            return int(place)
+    return None
 
 
 def _are_drawn(view: View, options: LoaderOptions) -> bool:

@@ -9,7 +9,9 @@ Each episode's metadata has an entry `derived_from`::
     rows                                                digest of the samples, if `per` is "sample"
     normalized                                          digest of offsets and scales, if any
     windows                                             digest of each input and kept feature in the
-                                                        samples: its frames, form and arguments
+                                                        samples: its frames, and its form
+    forms                                               digest of the form of each input: arguments,
+                                                        shape, kind, unit, normalization
     columns                                             features beside the function's results
     packages                                            versions, for information
     derived_from                                        the source's own entry, if it has one
@@ -185,13 +187,16 @@ def compared(
     rows: str | None,
     normalized: str | None,
     windows: Mapping[str, str],
+    forms: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the part of an entry that must be equal for values to be current.
 
     `rows` is a digest of the episode's samples, if values are per sample; `normalized` of the
-    offsets and scales of features, if there are any; `windows` of each feature in the samples.
+    offsets and scales of features, if there are any; `windows` of each feature in the samples, and
+    `forms` of each input without its frames.
     """
     facts = {**settings.values, "features": [*features], "rows": rows, "windows": windows}
+    facts["forms"] = forms
     return facts if normalized is None else {**facts, "normalized": normalized}
 
 
@@ -209,21 +214,27 @@ def columns_in(
 
 def has_equal_facts(entry: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     """Whether an entry has these facts. Windows count if the entry has any."""
-    return (
-        all(entry.get(name) == value for name, value in facts.items() if name != "windows")
-        and entry.get("windows", facts["windows"]) == facts["windows"]
-    )
+    compared_facts = {name: value for name, value in facts.items() if name != "forms"}
+    if "windows" not in entry:
+        del compared_facts["windows"]
+    return all(entry.get(name) == value for name, value in compared_facts.items())
 
 
 def has_equal_results(
-    entry: Mapping[str, Any], facts: Mapping[str, Any], features: Sequence[str]
+    entry: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    features: Sequence[str],
+    digests: str = "windows",
 ) -> bool:
-    """Whether the facts on which results depend are equal, beside the pages of the inputs."""
-    windows = entry.get("windows")
-    if not isinstance(windows, dict) or not isinstance(entry.get("columns"), list):
+    """Whether the facts on which results depend are equal, beside the pages of the inputs.
+
+    `digests` are "windows", or "forms" if frames do not count.
+    """
+    known = entry.get(digests)
+    if not isinstance(known, dict) or not isinstance(entry.get("columns"), list):
         return False  # of an earlier version of this package, which did not tell them apart
     return all(entry.get(name) == facts[name] for name in _OF_RESULTS) and all(
-        windows.get(name) == facts["windows"][name] for name in features
+        known.get(name) == facts[digests][name] for name in features
     )
 
 

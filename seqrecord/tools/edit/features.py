@@ -24,7 +24,7 @@ from seqrecord.errors import ClipError, FrameError, NotFoundError, SchemaError, 
 from seqrecord.formats.sources.common.array_files import NPZ, NpyFile, npz_names
 from seqrecord.store.cameras.intrinsics import CAMERA_POSES
 from seqrecord.store.feature_kinds import check_kinds_and_units
-from seqrecord.store.format.edits import Edit, Features, Texts
+from seqrecord.store.format.edits import Edit, Features, Texts, Trim
 from seqrecord.store.format.time_spans import is_timestamp
 from seqrecord.store.reading.contents import Contents, Episodes
 from seqrecord.store.reading.dataset import Dataset
@@ -453,13 +453,15 @@ class FeatureReplacement:
         blocks: Mapping[str, Callable[[], Iterable[Block]]],
         edits: Sequence[Edit] = (),
         *,
+        trims: Mapping[str, range] = MappingProxyType({}),
         max_file_size: int | None = None,
     ) -> None:
         """Write the values of new features into new record files, and commit them with `edits`.
 
         `blocks` has a function for each episode with values, by key, which returns all its frames.
-        They are called in this order. Other episodes lack the features. The dataset's statistics,
-        if any, are extended.
+        They are called in this order. Other episodes lack the features. Of episodes in `trims`
+        these frames remain, and `blocks` has their values. The dataset's statistics, if any, are
+        extended, but without any trims only.
         """
         dataset, names = self.dataset, {spec.name for spec in self.added}
         storage, manifest = dataset.storage, dataset.manifest
@@ -480,12 +482,16 @@ class FeatureReplacement:
         spans = read_edits(storage, manifest.edits).frames
         parts = complete_episodes(list(dataset.footers.items()), manifest.schema, spans)
         rates = declared_rates(dataset.footers.values())
-        index = dataset.index
+        index, new_spans = dataset.index, dict[str, tuple[int, int]]()
         with closing_or_aborting(files):
             for key in dict.fromkeys((*blocks, *index.positions)):
                 number = index.positions[key]
-                uid, num_frames = index.uid(number), int(index.num_frames[number])
+                uid = index.uid(number)
                 start, _ = spans.get(uid, (0, 0))
+                rows = trims.get(key, range(int(index.num_frames[number])))
+                num_frames, start = len(rows), start + rows.start
+                if key in trims:
+                    new_spans[uid] = start, start + num_frames
                 # Other timestamps may contradict the fps now, but be dropped later.
                 part = replace(parts[uid], fps=rates.get(uid))
                 files.begin_part(part, key=key, start=start)
@@ -500,6 +506,8 @@ class FeatureReplacement:
                 files.end()
         for note in irregular_notes(files.irregular):
             _logger.warning("%s: %s", storage.url, note)
+        if new_spans:  # the statistics are of all frames
+            edits, statistics = [*edits, Trim(new_spans)], None
         if statistics is not None:
             kept = {n: m for n, m in statistics.items() if n not in {*self.replaced, *names}}
             statistics = Statistics(statistics.num_frames, {**kept, **collector.statistics()})
