@@ -686,6 +686,8 @@ def test_functions_of_clips_that_keep_the_size(records: Path) -> None:
         "channels first": lambda image: np.moveaxis(image, -1, 1),
         "grey": lambda image: image.mean(-1),
         "one frame": lambda image: image[0],
+        "one frame, channels first": lambda image: np.moveaxis(image[0], -1, 0),
+        "channels before frames": lambda image: np.moveaxis(image, -1, 0),
         "tensor": lambda image: torch.from_numpy(image).float(),
         "flipped twice": lambda image: image[:, :, ::-1][:, :, ::-1],
     }
@@ -696,6 +698,27 @@ def test_functions_of_clips_that_keep_the_size(records: Path) -> None:
     renamed = lambda clip, _: {"small": clip["image"][:, ::2, ::2], "pose": clip["pose"]}  # noqa: E731
     batch = first_batch(records, features=["image", "pose"], clip_transform=renamed, shuffle=False)
     assert torch.equal(batch["image_K"], expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda image: image[::2],
+        lambda image: image[[0, 1, 2, 3, 3]],
+        lambda image: np.moveaxis(image[1:], -1, 1),
+        lambda image: image.reshape(2, 2, *image.shape[1:]),
+        lambda image: image[:3],  # as many as there are channels
+    ],
+)
+def test_a_function_of_clips_that_drops_frames(records: Path, change: Callable[[Any], Any]) -> None:
+    """Frame t of the image would be another one than pose t of its columns."""
+    options: dict[str, Any] = {"clip_len": 4, "features": ["image"]}
+    for make in (SeqRecordPipe, SeqRecordMapDataset):
+        with pytest.raises(ClipError, match=r"changes the number of an image's frames") as caught:
+            make(records, clip_transform=scaled(change), camera=True, **options)
+        assert "expected: 4 frames" in str(caught.value)
+        assert "windows=" in str(caught.value)
+        make(records, clip_transform=scaled(change), **options)  # nobody asks for a camera
 
 
 def test_functions_of_images_whose_size_varies(tmp_path: Path) -> None:
@@ -725,7 +748,7 @@ def test_functions_of_images_whose_size_varies(tmp_path: Path) -> None:
         return {"image": frame["image"][:18, :22]}
 
     # Of the first frame it changes nothing, and nobody calls it for frames of a cache.
-    with pytest.raises(ClipError, match="frame_transform changes the size of an image"):
+    with pytest.raises(ClipError, match="frame_transform of images whose stored size varies"):
         SeqRecordPipe(tmp_path, frame_transform=fitted_frame, **options)
     pipe = SeqRecordPipe(tmp_path, frame_transform=fitted_frame, resize=(18, 22), **options)
     assert len(list(pipe)) == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,7 +75,8 @@ class ClipFunctions:
 
         Raises the functions' errors, and `ClipError` for results that do not fit into a batch, for
         functions without the arguments clip and generator, for results that do not depend on
-        the seed alone, see `repeatable`, and for a function that changes the size of `images`.
+        the seed alone, see `repeatable`, and for a function that changes the size or the number of
+        frames of `images`.
         """
         unknown, row = cls(functions, dataset, tuple(clip), {}, images), _rows(columns)(0)
         arguments: list[dict[str, Any]] = []  # of each call
@@ -156,7 +157,7 @@ class ClipFunctions:
 
     def _call(self, clip: Any, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
         generator = np.random.default_rng(seed)
-        sizes = {name: _frame_sizes(clip[name]) for name in self.images.intersection(clip)}
+        frames = {name: _frame_shapes(clip[name]) for name in self.images.intersection(clip)}
         for function in self.functions:
             results = arrays_by_name(_NAME, function({**clip, **row}, generator))
             clip = {
@@ -170,8 +171,8 @@ class ClipFunctions:
                     expected="another name",
                     got=", ".join(clashes),
                 )
-            for name in sizes.keys() & clip.keys():
-                _check_sizes(name, clip[name], sizes[name])
+            for name in frames.keys() & clip.keys():
+                _check_frames(name, clip[name], frames[name])
         return {name: _array(name, value) for name, value in arrays_by_name(_NAME, clip).items()}
 
 
@@ -219,28 +220,42 @@ class Calls:
         return {name: [one] if name in single else one for name, one in loose_values.items()}
 
 
-def _frame_sizes(clip: Any) -> list[tuple[int, ...]]:
-    """Height and width of an image's frames: a list of them, or an array of frames of one size."""
-    return [np.shape(frame)[:2] for frame in (clip if isinstance(clip, list) else clip[:1])]
+def _frame_shapes(clip: Any) -> list[tuple[int, ...]]:
+    """The shapes of an image's frames [height, width, …]; of an array or a list of frames."""
+    return [np.shape(frame) for frame in clip]
 
 
-def _check_sizes(name: str, value: Any, sizes: Sequence[tuple[int, ...]]) -> None:
-    """Raise `ClipError` if an image with frames of these sizes has others after a function.
+def _check_frames(name: str, value: Any, frames: Sequence[tuple[int, ...]]) -> None:
+    """Raise `ClipError` if an image with frames of these shapes has others after a function.
 
-    Its camera describes the frames before. Axes may have moved: channels first, no axis of frames.
+    Its camera describes the frames before: their size and number. Axes may have moved: channels
+    first, no axis of frames.
     """
-    shapes = [np.shape(frame) for frame in (value if isinstance(value, list) else [value])]
-    pairs = zip(shapes, sizes, strict=True) if len(shapes) == len(sizes) else product(shapes, sizes)
-    for shape, size in pairs:
-        if not any(sides == size for sides in pairwise(shape)):
+    is_list = isinstance(value, list)
+    shapes = _frame_shapes(value) if is_list else [np.shape(value)] * len(frames)
+    for shape, (height, width, *_) in zip(shapes, frames, strict=False):
+        if (height, width) not in pairwise(shape):
             raise ClipError(
                 f"camera: a function of {_NAME} changes the size of an image",
                 feature=name,
-                expected=f"frames of {size[0]} x {size[1]} pixels, as their camera describes them; "
-                f"or resize=, or Resize and crops before the function, which move the camera, too; "
+                expected=f"frames of {height} x {width} pixels, as their camera describes them; "
+                "or resize=, or Resize and crops before the function, which move the camera, too; "
                 "or another name for the result",
                 got=f"an array {[*shape]}",
             )
+    if is_list:
+        is_complete = len(shapes) == len(frames)
+    else:
+        leading = shapes[0][: [*pairwise(shapes[0])].index(frames[0][:2])]
+        is_complete = len(frames) in leading or len(shapes[0]) <= len(frames[0])
+    if not is_complete:
+        raise ClipError(
+            f"camera: a function of {_NAME} changes the number of an image's frames",
+            feature=name,
+            expected=f"{len(frames)} frames, as their camera describes them; or windows=, "
+            "dilation= or samples=, which choose frames of both; or another name for the result",
+            got=f"{len(shapes)} frames" if is_list else f"an array {[*shapes[0]]}",
+        )
 
 
 def read_only(array: Any) -> Any:

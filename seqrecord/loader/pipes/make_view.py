@@ -243,11 +243,19 @@ def _check_frame_size(image: str, stored: ArraySpec, made: ArraySpec) -> None:
     """Raise `ClipError` for an image with a camera that a `frame_transform` resizes: K would be
     wrong. Results have one size, so frames whose stored size varies are resized.
     """
-    if None in stored.shape[:2] or made.shape[:2] != stored.shape[:2]:
+    if None in stored.shape[:2]:
+        raise ClipError(
+            "camera: frame_transform of images whose stored size varies",
+            feature=image,
+            expected="frames of one size, with resize=; or the function in clip_transform, after "
+            "Resize or a crop",
+            got=str(stored),
+        )
+    if made.shape[:2] != stored.shape[:2]:
         raise ClipError(
             "camera: frame_transform changes the size of an image",
             feature=image,
-            expected=f"{stored} of one size; resize= and crops of clip_transform move its camera",
+            expected=f"{stored}; resize= and crops of clip_transform move its camera",
             got=str(made),
         )
 

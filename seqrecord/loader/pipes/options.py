@@ -405,7 +405,7 @@ class ClipOptions(DerivedOptions):
             was subtracted from them. A dataset without features of poses has none of the columns of
             poses and positions. Poses and intrinsics are read although they are not in
             `features`; they have the frames of their image. They are on the host. Functions that
-            change the size of such an image are a `ClipError`. See docs/cameras.md.
+            change the size or number of such images are a `ClipError`. See docs/cameras.md.
         output: "torch" (default): tensors. "numpy": writable NumPy arrays on the same memory, which
             is reused after the last array or view is gone. Extra columns are arrays as well. Give a
             DataLoader a `collate_fn` that keeps arrays; see docs/jax.md. Excludes `device` and
