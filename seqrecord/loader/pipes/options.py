@@ -358,9 +358,9 @@ class ClipOptions(DerivedOptions):
             pixels of the stored frame, and `flipped`, bool [batch], on the host. Features of kind
             `intrinsics` and `distortion`, and the columns of `camera`, become those of the visible
             image. A dict has separate steps for features, such as cameras of different sizes:
-            `{"front": RandomCrop(224), "wrist": Resize((224, 224))}`; columns are then
-            `front_crop` and so on. If frame sizes differ between episodes, each window fits its own
-            episode.
+            `{"front": RandomCrop(224), "wrist": Resize((224, 224))}`; features that it does not
+            name, such as a camera's depth, are unchanged, and columns are `front_crop` and so on.
+            If frame sizes differ between episodes, each window fits its own episode.
 
             Functions come after crops and flips. A function is called once for each clip with a
             dict and a `numpy.random.Generator` seeded by seed, epoch and clip. The dict has
