@@ -22,7 +22,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.camera.conventions import BoolArray, FloatArray, inverted, mirrored, pose_matrices
+from seqrecord.camera.conventions import (
+    BoolArray,
+    FloatArray,
+    are_float32,
+    inverted,
+    mirrored,
+    pose_matrices,
+)
 from seqrecord.camera.flips import WorldFlips
 from seqrecord.camera.relative import ClipPoses, mean_translations, relative_poses
 from seqrecord.camera.rigs import (
@@ -183,6 +190,7 @@ class CameraColumns(ImageColumns):
                 poses[..., :3, 3] -= offset[:, None]
         for name, (poses, is_missing, *_) in cameras.items():
             delivered = inverted(poses) if camera.inverse else poses
+            is_missing = is_missing | ~are_float32(delivered[..., :3, 3])
             delivered[is_missing] = 0
             values |= {f"{name}_pose": delivered, f"{name}_pose{IS_MISSING}": is_missing}
         return values
@@ -360,7 +368,7 @@ class _Clips:
             stored, present = self.rigs.values.find(image.distortion, row, numbers)
             count = stored.shape[1]
             model = self.rigs.lens_number(image, row, count)
-            present &= np.isfinite(stored).all(axis=1)
+            present &= are_float32(stored)
             if model is not None:
                 coefficients = np.where(present[:, None], stored, 0).reshape(-1, shape, count)
                 cameras.coefficients[clips, :, :count] = coefficients

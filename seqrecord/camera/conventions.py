@@ -92,6 +92,12 @@ def pose_matrices(values: npt.NDArray[Any]) -> tuple[FloatArray, BoolArray]:
     return poses, missing
 
 
+def are_float32(rows: FloatArray) -> BoolArray:
+    """Which rows of numbers, [..., D], columns of cameras can have: finite ones of float32."""
+    fits: BoolArray = (np.abs(rows) <= np.finfo(np.float32).max).all(axis=-1)
+    return fits
+
+
 def _check_rigid(poses: FloatArray, last_rows: npt.NDArray[Any], missing: BoolArray) -> None:
     """Raise `ClipError` for a matrix that is no rotation and translation."""
     rotations = np.where(missing[:, None, None], np.eye(3), poses[:, :3, :3])

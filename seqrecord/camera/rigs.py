@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seqrecord.camera.conventions import POSE_SHAPES, BoolArray, FloatArray, ImagePoses, image_poses
+from seqrecord.camera.conventions import (
+    POSE_SHAPES,
+    BoolArray,
+    FloatArray,
+    ImagePoses,
+    are_float32,
+    image_poses,
+)
 from seqrecord.camera.frames import FrameValues, MedianDepths
 from seqrecord.camera.values import MEDIAN_DEPTH, Camera
 from seqrecord.errors import ClipError, located
@@ -280,7 +287,7 @@ def camera_matrix(intrinsics: FloatArray, skew: FloatArray) -> FloatArray:
 def intrinsics_matrices(stored: FloatArray, present: BoolArray) -> tuple[FloatArray, BoolArray]:
     """K of stored intrinsics, [T, 4] or [T, 3, 3], and which are missing; these are 0."""
     numbers = stored.reshape(len(stored), -1)
-    is_missing = ~(present & np.isfinite(numbers).all(axis=1))
+    is_missing = ~(present & are_float32(numbers))
     numbers = np.where(is_missing[:, None], 0.0, numbers)
     if stored.ndim == 2:
         return camera_matrix(numbers, np.zeros(len(numbers))), is_missing
@@ -292,7 +299,7 @@ def _camera_of(image: ImageCamera, cameras: Any) -> tuple[FloatArray | None, Len
     camera = image.episode_camera
     matrix: FloatArray | None = None
     intrinsics, skew = camera.intrinsics(cameras), np.array([camera.skew(cameras)])
-    if not np.isnan([*intrinsics, *skew]).any():
+    if are_float32(np.array([[*intrinsics, *skew]])).all():
         matrix = camera_matrix(intrinsics[None], skew)[0]
     # Sources declare distortion: a camera without an entry has none.
     lens = lens_of(camera.camera_in(cameras) or {})

@@ -701,6 +701,34 @@ def test_functions_of_clips_that_keep_the_size(records: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "camera",
+    [
+        Camera(),
+        Camera(inverse=True),
+        Camera(recenter="first"),
+        Camera(relative=RelativePose("first")),
+        Camera(relative=RelativePose("first", scale="mean_translation")),
+    ],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_positions_beyond_float32_are_missing(tmp_path: Path, camera: Camera) -> None:
+    """Columns are float32: the positions would be infinite, and known."""
+    poses = np.tile(np.eye(4), (4, 1, 1))
+    poses[:, 0, 3] = 1, 5, 1e40, 1e200
+    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    frames = [{"image": image, "pose": pose} for pose in poses]
+    metadata: Any = {"a": {"convention": OPENCV, "camera": {**PINHOLE, "cx": 1e39}}}
+    features: dict[str, Any] = {"pose": SCHEMA["pose"]}
+    write_dataset(tmp_path, {"a": frames}, metadata=metadata, features=features)
+    batch = next(iter(SeqRecordPipe(tmp_path, clip_len=4, batch_size=1, camera=camera)))
+    assert batch["image_pose_is_missing"].tolist() == [[False, False, True, True]]
+    assert bool(batch["image_pose"].isfinite().all())
+    assert float((batch["image_pose"][0, 1] - batch["image_pose"][0, 0]).abs().max()) == 4
+    assert bool(batch["image_K_is_missing"].all())
+    assert bool((batch["image_K"] == 0).all())
+
+
+@pytest.mark.parametrize(
     "change",
     [
         lambda image: image[::2],

@@ -9,6 +9,7 @@ import pytest
 
 from seqrecord.camera.conventions import pose_matrices
 from seqrecord.camera.relative import ClipPoses, mean_translations
+from seqrecord.camera.rigs import intrinsics_matrices
 from seqrecord.store.cameras.rotations import rotations_of, unit_quaternions, vector_lengths
 
 AXIS = np.array([0.36, 0.48, 0.48, 0.64])
@@ -49,3 +50,12 @@ def test_a_scale_that_float64_does_not_represent_is_unknown(size: float) -> None
     first, second = mean_translations({"image": ClipPoses(poses, known, known, frames)}, "first")
     assert first == 5
     assert math.isnan(second)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 3)])
+def test_intrinsics_beyond_float32_are_missing(shape: tuple[int, ...]) -> None:
+    stored = np.ones((3, *shape))
+    stored[1].flat[0], stored[2].flat[2] = 1e39, np.nan
+    matrices, missing = intrinsics_matrices(stored, np.ones(3, bool))
+    assert missing.tolist() == [False, True, True]
+    assert np.isfinite(matrices.astype(np.float32)).all()

@@ -233,12 +233,13 @@ def _check_frames(name: str, value: Any, frames: Sequence[tuple[int, ...]]) -> N
     """
     is_list = isinstance(value, list)
     shapes = _frame_shapes(value) if is_list else [np.shape(value)] * len(frames)
-    for shape, (height, width, *_) in zip(shapes, frames, strict=False):
-        if (height, width) not in pairwise(shape):
+    sizes = [(height, width) for height, width, *_ in frames]
+    for shape, size in zip(shapes, sizes, strict=False):
+        if size not in pairwise(shape):
             raise ClipError(
                 f"camera: a function of {_NAME} changes the size of an image",
                 feature=name,
-                expected=f"frames of {height} x {width} pixels, as their camera describes them; "
+                expected=f"frames of {size[0]} x {size[1]} pixels, as their camera describes them; "
                 "or resize=, or Resize and crops before the function, which move the camera, too; "
                 "or another name for the result",
                 got=f"an array {[*shape]}",
@@ -246,7 +247,7 @@ def _check_frames(name: str, value: Any, frames: Sequence[tuple[int, ...]]) -> N
     if is_list:
         is_complete = len(shapes) == len(frames)
     else:
-        leading = shapes[0][: [*pairwise(shapes[0])].index(frames[0][:2])]
+        leading = shapes[0][: [*pairwise(shapes[0])].index(sizes[0])]
         is_complete = len(frames) in leading or len(shapes[0]) <= len(frames[0])
     if not is_complete:
         raise ClipError(
