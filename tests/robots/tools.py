@@ -1,8 +1,9 @@
 """Exports, used by lerobot's own tools: `make lerobot-tools`.
 
 `make FOLDER` writes the exports. `try FOLDER`, with a Python that has lerobot, loads, aggregates,
-deletes, appends and trains. `record FOLDER`, with that Python, too, lets lerobot write the same
-frames; then `describe FOLDER` prints keys and columns for tests/golden/lerobot_0.6.1.json.
+deletes, appends, adds a feature and trains. `record FOLDER`, with that Python, too, lets lerobot
+write the same frames; then `describe FOLDER` prints keys and columns for
+tests/golden/lerobot_0.6.1.json.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def _try(folder: Path) -> None:
 
 def _uses(folder: Path) -> Iterator[str]:
     from lerobot.datasets.aggregate import aggregate_datasets
-    from lerobot.datasets.dataset_tools import delete_episodes
+    from lerobot.datasets.dataset_tools import add_features, delete_episodes
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     one = folder / "exported"
@@ -117,6 +118,13 @@ def _uses(folder: Path) -> Iterator[str]:
     dataset = LeRobotDataset("a/test", root=one)
     yield f"appended: {_check(dataset, [*_LENGTHS, 5])}"
     yield f"deleted then: {_check(delete_episodes(dataset, [0], folder / 'rest'), [3, 7, 5])}"
+    latent = {"dtype": "float32", "shape": (4,), "names": None}
+    values = np.zeros((len(dataset), 4), np.float32)
+    add_features(dataset, {"latent": (values, latent)}, folder / "wider", "a/wider")
+    doctor = [sys.executable, "-m", "seqrecord", "doctor", str(folder / "wider"), "--quiet"]
+    report = subprocess.run(doctor, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert "warning: statistics: a feature without statistics" in report, report
+    yield "a feature added: doctor warns"
     train = ["lerobot-train", "--dataset.repo_id=a/test", f"--dataset.root={one}", "--steps=2"]
     more_of = ["--batch_size=2", "--num_workers=0", f"--output_dir={folder / 'training'}"]
     program = str(Path(sys.executable).parent / train[0])
