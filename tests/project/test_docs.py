@@ -184,6 +184,19 @@ def test_messages_of_the_page_about_imperfect_datasets_exist() -> None:
         assert any(message in text for text in texts), message
 
 
+def test_claims_of_equality_with_lerobot_name_the_commit_of_the_comparison() -> None:
+    """Which `make test-lerobot` compared last."""
+    claim = re.compile(r"equal (LeRobot's|those of lerobot)|LeRobot's, bit for|same items, bit for")
+    compared = (ROOT / "benchmarks/lerobot/TRAINING.md").read_text()
+    [commit] = re.findall(r"differed at (commit `[0-9a-f]{8}`)", compared)
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    lines = [line for page in pages for line in page.read_text().splitlines()]
+    claims = [line for line in lines if claim.search(line)]
+    assert len(claims) > 5
+    for line in claims:
+        assert commit in line, line
+
+
 def test_public_names() -> None:
     """Listed in `__all__` before first use, existing, and described."""
     faces: list[Any] = [seqrecord, seqrecord.edit, seqrecord.export, seqrecord.sources]
