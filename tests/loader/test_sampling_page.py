@@ -266,6 +266,18 @@ def test_scheme_triplets(epochs: Epochs) -> None:
         assert Counter(map(place, epoch)) == starts(1)
 
 
+def test_scheme_random_views(epochs: Epochs) -> None:
+    drawn = set()
+    for epoch in epochs:
+        for clip in epoch:
+            views = [clip[name] for name in ("second", "third", "fourth")]
+            assert clip["frames_of"]["image"] == [clip["start"], *views]
+            assert all(0 <= frame < LENGTHS[clip["number"]] for frame in views)
+            drawn |= {frame - clip["start"] for frame in views}
+        assert Counter(map(place, epoch)) == starts(1)
+    assert drawn == {*range(-4, 5)}
+
+
 def test_scheme_overlap(epochs: Epochs) -> None:
     means = {(0, 3): 2, (7, 0): 0.5, (2, 9): 0.25}
     for epoch in epochs:

@@ -194,7 +194,10 @@ PAGES = [
     Page(
         "docs/mixing.md", dict.fromkeys(("bridge-records", "droid-records", "own-records"), "robot")
     ),
-    Page("docs/coming-from.md", dict.fromkeys(("robot-records", "other-records"), "robot")),
+    Page(
+        "docs/coming-from.md",
+        {"robot-records": "robot", "other-records": "robot", "scene-records": "scene cameras"},
+    ),
     Page(
         "docs/performance.md", {"robot-records": "robot"}, instead={"/nvme/frames": "cached-frames"}
     ),
