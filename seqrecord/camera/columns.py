@@ -306,13 +306,16 @@ class _Clips:
             self._fill_poses(cameras, image, frames, feature)
         for row in self.of_row:
             self._fill_lenses(cameras, image, frames, row)
-        for mask in (cameras.no_pose, cameras.no_matrix, cameras.no_lens):
-            mask |= is_unknown
         is_pad = self.batch.window(image.name).is_pad
         cameras.is_pad = is_pad[:, : self.batch.num_frames].copy()
         if image.size is not None and image.intrinsics is not None:  # else they are resized
             resized = self._resized(image, image.size)
             cameras.matrices = _moved(cameras.matrices, None, resized)
+        if image.intrinsics is not None:
+            for row, rigs in self.of_row.items():
+                _fill_missing(cameras, rigs[image.name], self._clips_of_row[row])
+        for mask in (cameras.no_pose, cameras.no_matrix, cameras.no_lens):
+            mask |= is_unknown
         return cameras
 
     def _fill_poses(
@@ -449,6 +452,24 @@ class _Clips:
     def _flipped(self, image: str) -> BoolArray:
         windows = self._windows(image)
         return np.zeros(len(self.rows), np.bool_) if windows is None else windows.flipped
+
+
+def _fill_missing(cameras: _Cameras, rig: ImageRig, clips: IntArray) -> None:
+    """Set K of frames without per-frame intrinsics to that of their episode's metadata.
+
+    Some episodes of a dataset may have a camera per frame, and others one camera, with its lens.
+    """
+    if rig.matrix is None:
+        return
+    is_missing = cameras.no_matrix[clips]
+    cameras.matrices[clips] = np.where(
+        is_missing[..., None, None], rig.matrix, cameras.matrices[clips]
+    )
+    cameras.no_matrix[clips] = False
+    if rig.lens is not None:
+        whole_clips = clips[is_missing.all(axis=1) & cameras.no_lens[clips].all(axis=1)]
+        cameras.models[whole_clips], cameras.coefficients[whole_clips] = rig.lens
+        cameras.no_lens[whole_clips] = False
 
 
 def _moved(

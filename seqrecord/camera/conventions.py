@@ -161,7 +161,8 @@ class _Convention:
 
 def _named_like_camera(image: str) -> list[str]:
     """`pose_left` of `image_left`, `depth_left`; `pose_lcam_front` of `image_lcam_front`."""
-    return [f"pose_{image.partition('_')[2]}"]
+    camera = image.partition("_")[2]
+    return [f"pose_{camera}"] if camera else []
 
 
 def _single(_image: str) -> list[str]:
@@ -257,7 +258,8 @@ def image_poses(
                 return None
             expected, how = "", ', axes="opencv"'
             if convention is not None:
-                expected, how = f"a feature {convention.features(image)[0]}; or ", ""
+                names = convention.features(image)
+                expected, how = f"a feature {names[0]}; or " if names else "", ""
             expected += f'camera=Camera(poses={{"{image}": "…"}}{how}), the feature of its poses; '
             expected += "or poses={} for none"
             got = f"features of poses: {', '.join(sorted(pose_features))}"

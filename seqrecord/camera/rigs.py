@@ -183,7 +183,11 @@ class EpisodeRigs:
                 absent.append(image.name)
         if present:
             if absent:
-                warn_once(f"{self.dataset.url}: camera: no pose and no intrinsics of {absent}")
+                key = self.dataset.contents.index.key(row)
+                warn_once(
+                    f"{self.dataset.url}: camera: no pose and no intrinsics of "
+                    f"{', '.join(absent)} in episode {key}, whose images with cameras get columns"
+                )
             return present
         # resize= scales the intrinsics of frames of varying size by the metadata's size.
         needs_size = any(i.size is not None and None in i.frame for i in self.images)
@@ -243,12 +247,8 @@ class EpisodeRigs:
         image = next((image for image in self.images if image.name == name), None)
         points = np.full((len(rows), 2), np.nan)
         for clip, (row, frame) in enumerate(zip(rows.tolist(), frames.tolist(), strict=True)):
-            if image is None:
+            if image is None or image.intrinsics is None:
                 break
-            if image.intrinsics is None:
-                matrix = self.of_episode(row)[name].matrix
-                points[clip] = np.nan if matrix is None else matrix[:2, 2]
-                continue
             stored, present = self.values.find(image.intrinsics, row, np.array([frame]))
             matrices, is_missing = intrinsics_matrices(stored, present)
             if not is_missing[0]:
@@ -256,6 +256,10 @@ class EpisodeRigs:
         if image is not None and image.intrinsics is not None and image.size is not None:
             sides = np.array(image.frame, np.float64)[::-1]
             points = (points + 0.5) * np.array(image.size)[::-1] / sides - 0.5
+        if image is not None:  # the camera of the episode, of frames resized on reading
+            for clip in np.flatnonzero(np.isnan(points).any(axis=1)).tolist():
+                matrix = self.of_episode(int(rows[clip]))[name].matrix
+                points[clip] = np.nan if matrix is None else matrix[:2, 2]
         unknown = np.isnan(points).any(axis=1)
         if unknown.any():
             clip = int(np.argmax(unknown))

@@ -26,6 +26,8 @@ from seqrecord import (
     SeqRecordPipe,
 )
 from seqrecord.camera.conventions import image_poses, pose_matrices
+from seqrecord.store.cameras.distortion import COEFFICIENTS, MODEL
+from seqrecord.store.cameras.distortion import OPENCV as OPENCV_LENS
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import open_storage
 from tests.formats.cases import index_source
@@ -627,6 +629,32 @@ def test_crops_around_principal_points_of_frames(tmp_path: Path) -> None:
     assert np.diff(crops[:, 1]).min() == 1
 
 
+@pytest.mark.parametrize("resize", [None, (2 * HEIGHT, 2 * WIDTH)])
+def test_episodes_with_a_camera_beside_others_with_cameras_per_frame(
+    tmp_path: Path, resize: tuple[int, int] | None
+) -> None:
+    """As of COLMAP, where a scene has a camera per image, and another scene one."""
+    frames = {"a": frames_of("a", 4), "b": frames_of("b", 4)}
+    for frame in frames["a"]:
+        frame["intrinsics"] = np.array([20.0, 20, 10.25, 8.5])
+    camera = {**PINHOLE, MODEL: OPENCV_LENS, COEFFICIENTS: [0.5, 0, 0, 0]}
+    write_dataset(
+        *(tmp_path, frames),
+        metadata={"a": {"convention": OPENCV}, "b": {"convention": OPENCV, "camera": camera}},
+        features={**SCHEMA, "intrinsics": {"kind": "intrinsics"}},
+    )
+    batch = first_batch(tmp_path, clip_len=4, batch_size=2, shuffle=False, resize=resize)
+    factor = 1 if resize is None else 2
+    assert batch["episode"] == ["a", "b"]
+    assert not batch["image_K_is_missing"].any()
+    assert batch["image_K"][:, :, 0, 0].tolist() == [[20 * factor] * 4, [30 * factor] * 4]
+    assert not batch["image_distortion_is_missing"].any()
+    assert batch["image_distortion"][:, :, 0].tolist() == [[0] * 4, [0.5] * 4]
+    step = CenterCrop(8, around="principal_point")
+    points, _ = principal_points(tmp_path, step, shuffle=False)
+    assert np.abs(points - 3.5).max() <= 0.5
+
+
 def test_crops_around_unknown_principal_points(tmp_path: Path, records: Path) -> None:
     step = RandomCrop(10, around="principal_point")
     assert repr(step) == "RandomCrop((10, 10), around='principal_point')"
@@ -1037,6 +1065,18 @@ def test_units_of_poses(tmp_path: Path, unit: str | None) -> None:
     batch = first_batch(tmp_path, Camera(axes="opencv"))
     assert check(batch) == 4
     assert batch["is_metric"].tolist() == [unit in ("mm", "m, m, m, 1, 1, 1, 1")] * 2
+
+
+def test_images_without_the_name_of_a_camera() -> None:
+    """Of TartanAir, where poses have the name of their camera."""
+    metadata = {"dataset": "TartanAir V2"}
+    poses = ["pose_left"]
+    with pytest.raises(ClipError) as caught:
+        image_poses("image", metadata, poses, ["image"])
+    assert str(caught.value.expected).startswith('camera=Camera(poses={"image": "…"})')
+    with pytest.raises(ClipError) as caught:
+        image_poses("image_right", metadata, poses, ["image_right"])
+    assert str(caught.value.expected).startswith("a feature pose_right; or camera=")
 
 
 def test_poses_with_a_number_that_is_not_finite() -> None:
