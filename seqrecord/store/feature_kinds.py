@@ -45,6 +45,7 @@ _POSE_WORDS = frozenset(
     "pose poses traj trajs trajectory trajectories extrinsic extrinsics odom odometry".split()  # noqa: SIM905
 )
 _POSE_SHAPES = ((6,), (7,), (12,), (16,), (3, 4), (4, 4))
+_TIMED_POSE_SHAPES = ((8,), (13,), (17,))  # with a time or a number before
 _KIND_OF_WORD = {word: kind for kind, words in _WORDS.items() for word in words.split()}
 _PAIRS = {  # name of the left camera of a stereo pair, and name of the right one
     "left": "right", "lcam": "rcam", "l": "r", "cam0": "cam1", "camera0": "camera1", "0": "1",
@@ -318,10 +319,17 @@ def unknown_pose_kinds(schema: Schema) -> Iterator[str]:
     not guessed.
     """
     for name, spec in schema.active.items():
-        has_form = spec.dtype.kind == "f" and spec.shape in _POSE_SHAPES
-        is_pose = has_form and _POSE_WORDS.intersection(words_of(name))
-        if spec.kind is None and is_pose:
+        may_be_poses = spec.kind is None and spec.dtype.kind == "f"
+        if not may_be_poses or _POSE_WORDS.isdisjoint(words_of(name)):
+            continue
+        if spec.shape in _POSE_SHAPES:
             yield f"feature {name}: no kind; if these are poses, --kind {name}=pose says so"
+        elif spec.shape in _TIMED_POSE_SHAPES:
+            yield (
+                f"feature {name}: no kind, and {spec.shape[0]} numbers, one more than a pose has; "
+                "if the first is a time or a number, move it to a file of its own, and "
+                f"--kind {name}=pose says that the others are poses"
+            )
 
 
 def are_intrinsics(spec: Frames) -> bool:

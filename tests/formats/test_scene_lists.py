@@ -359,6 +359,23 @@ def test_frames_without_an_image(tmp_path: Path, text: str) -> None:
     check_refused(open_source(tmp_path), ["b"], "frame without an image", frame=0)
 
 
+@pytest.mark.parametrize(
+    ("frames", "problem"),
+    [
+        ({}, "missing or wrong value"),
+        ({"a": {}}, "missing or wrong value"),
+        ("frames", "missing or wrong value"),
+        (None, "missing or wrong value"),
+        ([], "a list of images without images"),
+    ],
+)
+def test_scenes_without_frames(tmp_path: Path, frames: Any, problem: str) -> None:
+    write_nerfstudio(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "transforms.json").write_text(json.dumps({"frames": frames}))
+    check_refused(open_source(tmp_path), ["b"], problem)
+
+
 def test_huge_numbers_of_a_scene(tmp_path: Path) -> None:
     write_nerfstudio(tmp_path / "a")
     huge = "1" + "0" * 400

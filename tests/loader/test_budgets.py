@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -410,11 +411,22 @@ def test_windows_of_many_episodes(many_episodes: Path, length: Any, form: Any, m
     assert abs(np.mean(correlations)) < 0.2
 
 
+def cost_of_mapping(columns: Mapping[str, Any]) -> Any:
+    """As of any mapping; a column that is not there has a default."""
+    assert [*columns] == ["frames", "episode", "start", "tokens"]
+    assert len(columns) == 4
+    assert "tokens" in columns
+    assert not {0, "words"} & columns.keys()
+    assert columns.get("words") is None
+    return columns["tokens"] + columns.get("frames") + columns.get("words", 1)
+
+
 @pytest.mark.parametrize(
     ("options", "cost"),
     [
         ({"cost": "tokens"}, lambda tokens: tokens),
         ({"cost": lambda columns: columns["tokens"] + columns["frames"]}, lambda n: n + 4),
+        ({"cost": cost_of_mapping}, lambda n: n + 4 + 1),
         ({"cost": "tokens", "padded": True}, lambda tokens: tokens),
         ({"cost": "tokens", "max_rows": 3}, lambda tokens: tokens),
     ],
@@ -586,8 +598,11 @@ def test_one_cost_is_a_number_of_clips(records: Path) -> None:
     with pytest.raises(ClipError, match="a loader for each source with the Budget"):
         SeqRecordMix({"a": uneven}, batch_size=Budget(18))
     tokens = SeqRecordIterableDataset(records, clip_len=4, samples=starts())
-    with pytest.raises(ClipError, match="a loader for each source with the Budget"):
-        SeqRecordMix({"a": tokens}, batch_size=Budget(100, "tokens"))
+    for source in (tokens, SeqRecordIterableDataset(records, clip_len=4)):  # also without tokens
+        with pytest.raises(
+            ClipError, match=r"counts frames, and not a column .*got: cost='tokens'"
+        ):
+            SeqRecordMix({"a": source}, batch_size=Budget(100, "tokens"))
 
 
 def test_last_batch_of_ranks(records: Path) -> None:

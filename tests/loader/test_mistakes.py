@@ -49,6 +49,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"workers": 2}, ClipError, r"expected: DataLoader\(loader, batch_size=None, num_work"),
     ({"drop_last": True}, ClipError, 'no argument of a loader; expected: last_batch="drop"'),
     ({"chunk_size": 16}, ClipError, r"expected: windows=\{feature: range\(chunk_size\)\}"),
+    ({"max_tokens": 4096}, ClipError, r"batch_size=seqrecord\.Budget\(4096, cost=…\)"),
+    ({"budget": 4096}, ClipError, r"batch_size=seqrecord\.Budget\(4096, cost=…\)"),
     ({"skip_bad_episodes": 1}, ClipError, "skip_bad_episodes.*True or False"),
     ({"zzz": 1}, TypeError, "no argument 'zzz'; there are batch_size, camera, clip_len"),
     ({"episodes": ["set/00"]}, ClipError, f"expected: the keys of {KEYS}; got: set/00"),
@@ -77,6 +79,7 @@ def test_arguments_of_the_map_style_class_and_of_rename_episodes(path: Path) -> 
     for name, expected in (
         ("num_replicas", r"DistributedSampler\(dataset\)"),
         ("num_workers", r"DataLoader\(dataset, num_workers="),
+        ("max_tokens", r"SeqRecordPipe with batch_size=seqrecord\.Budget"),
         ("shuffle", "SeqRecordPipe, "),
     ):
         with pytest.raises(ClipError, match=expected):
@@ -95,6 +98,10 @@ def test_arguments_and_states_of_loaders(path: Path) -> None:
             SeqRecordPipe(path, **{"clip_len": 3, **options})
     with pytest.raises(TypeError, match="only the dataset is given without a name; got 3 too"):
         SeqRecordPipe(path, 3)  # type: ignore[call-arg]
+    for make in (*LOADERS, seqrecord.SeqRecordMapDataset):
+        for options in ({}, {"dataset": path}):
+            with pytest.raises(TypeError, match="the dataset is missing: the first argument"):
+                make(clip_len=3, **options)
     for loader in LOADERS:
         message = rf"{loader.__name__} streams clips.*SeqRecordMapDataset"
         with pytest.raises(TypeError, match=message):  # a stream has no random access
@@ -196,7 +203,45 @@ def test_an_unknown_episode_key(key: Any, path: Path) -> None:
         _ = episodes["set/0"]["id"]  # type: ignore[index]
 
 
-def test_locations_without_a_dataset(path: Path, tmp_path: Path) -> None:
+HUB_NAMES: dict[str, str | None] = {
+    "lerobot/pusht": "lerobot/pusht",
+    "lerobot/pusht@v2.0": "lerobot/pusht@v2.0",
+    "datasets/lerobot/pusht/": "lerobot/pusht",
+    "huggingface.co/datasets/lerobot/pusht": "lerobot/pusht",
+    "./lerobot/pusht": None,
+    "data/lerobot/pusht": None,
+    "records": None,
+    "empty/records": None,  # below a folder that is there
+}
+
+
+def test_datasets_are_no_sequences(path: Path) -> None:
+    """Neither of episodes nor of frames or clips: the error names these."""
+    dataset: Any = seqrecord.open(path)
+    with pytest.raises(TypeError, match=r"len\(dataset\.episodes\), dataset\.num_frames"):
+        len(dataset)
+    assert dataset
+    for use in (
+        lambda: dataset[0],
+        lambda: dataset["set/0"],
+        lambda: [*dataset],
+        lambda: 3 in dataset,
+    ):
+        with pytest.raises(TypeError, match=r"dataset\.episodes\[key\]\[frame\]"):
+            use()
+
+
+def test_calls_of_edits_without_an_argument(path: Path) -> None:
+    any_edit: Any = edit
+    with pytest.raises(TypeError, match=r"set_metadata\(location, episodes, entries, …\): missing"):
+        any_edit.set_metadata(path, {"site": "lab"})
+    with pytest.raises(TypeError, match=r"delete_episodes\(location, episodes, …\): missing"):
+        any_edit.delete_episodes(path)
+
+
+def test_locations_without_a_dataset(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = next((path / "records").glob("*.seqrec"))
     (tmp_path / "empty").mkdir()
     for place, why in [
@@ -207,6 +252,16 @@ def test_locations_without_a_dataset(path: Path, tmp_path: Path) -> None:
         with pytest.raises(seqrecord.NotFoundError, match=why) as caught:
             seqrecord.open(place)
         assert caught.value.file == str(place)
+    with pytest.raises(seqrecord.NotFoundError) as caught:
+        seqrecord.open(tmp_path / "lerobot/pusht")
+    assert caught.value.expected is None
+    monkeypatch.chdir(tmp_path)
+    for name, url in HUB_NAMES.items():
+        for function in (seqrecord.open, partial(SeqRecordPipe, clip_len=1), seqrecord.summarize):
+            with pytest.raises(seqrecord.NotFoundError, match="no such folder") as caught:
+                function(name)
+            expected = url and f"hf://datasets/{url}, for a dataset on the Hugging Face Hub"
+            assert caught.value.expected == expected
     for location in (None, [path]):
         with pytest.raises(errors.LocationError, match="expected: one path or URL; got: "):
             seqrecord.open(location)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.sampling.mix_memory import divide_memory
 from seqrecord.samples import SampleRandom, Samples, dilate, every, final_goal, reverse
 from tests.kit.clip_data import begun, digest, digests, minimum_memory, no_leaks, resumed
+from tests.kit.datasets import columns, write_dataset
 from tests.loader.mix_data import frame_of, write_source
 from tests.loader.resume_contract import check_resume, check_stateful_loader
 
@@ -583,6 +584,24 @@ def test_squeezed(root: Root) -> None:
     for batch in SeqRecordMix(other, batch_size=6, stopping_strategy=3):
         [name] = set(batch["dataset"])
         assert batch["where"].shape == ((6, 1, 3) if name == "b" else (6, 3))
+
+
+def test_a_missing_feature_has_one_mask(tmp_path: Path) -> None:
+    """And its own mask of padding, which is false then, has none."""
+    points = [np.zeros((t + 1, 3), np.float32) for t in range(6)]
+    frames = {"a": columns(x=range(6), points=points), "b": columns(x=range(6))}
+    for name in frames:
+        features: Any = {"points": {"shape": (None, 3)}} if name == "a" else None
+        write_dataset(tmp_path / name, {"e": frames[name]}, features=features)
+    sources = {
+        name: SeqRecordIterableDataset(tmp_path / name, clip_len=2, ragged="pad") for name in "ab"
+    }
+    batch = next(iter(SeqRecordMix(sources, batch_size=4, features="union")))
+    assert {*batch} == {
+        *("x", "points", "points_mask", "points_is_missing", "dataset", "episode", "start")
+    }
+    assert batch["points_is_missing"].tolist() == [name == "b" for name in batch["dataset"]]
+    assert batch["points_mask"].any(dim=(1, 2)).tolist() == [n == "a" for n in batch["dataset"]]
 
 
 @pytest.mark.parametrize("device", [pytest.param(None, marks=pytest.mark.slow), "cpu"])

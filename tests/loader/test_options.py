@@ -271,8 +271,17 @@ CONFLICTS: list[tuple[dict[str, Any], str, str, Any]] = [
     ),
     (
         {"samples": [TABLE, dilate(1, 2)], "stride": 2, "pad": "edge", "batch_size": Budget(8)},
-        "samples has the starts, or the frames of each clip",
+        "samples has the frames of each clip",
         "no stride, clip_len, pad, dilate",
+        None,
+    ),
+    (
+        {"samples": TABLE, "clip_len": None, "windows": {"id": [0]}},
+        "samples has the frames of each clip",
+        (
+            "no windows; or a column start instead of frames, and windows with anchors where "
+            'frames differ from clip to clip: windows={"image": [0, At("goal")]}'
+        ),
         None,
     ),
     (

@@ -398,6 +398,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda samples, *_: samples.with_columns(start=samples["start"]), "does not replace"),
     (lambda samples, *_: samples.with_columns(repeat=-samples["start"]), "invalid repeat, in row"),
     (lambda samples, *_: samples.with_columns(id=samples["start"]), "name of a batch's extra"),
+    (lambda samples, *_: samples["goal" if "start" in samples else "start"], "no such column"),
     (lambda samples, *_: samples["goal"], "no such column.*expected: episode, start; got: 'goal'"),
     (lambda samples, *_: samples[np.array(["goal", "start"])], "no such column"),
     (lambda samples, *_: samples.metadata(["task"]), "metadata of samples is not valid"),

@@ -1473,7 +1473,7 @@ def test_wrong_lists_are_refused(numbered: Dataset) -> None:
         {"samples": [FRAMES, reverse(0.5)]},
     ]
     for more in several:
-        with pytest.raises(ClipError, match="or the frames of each clip"):
+        with pytest.raises(ClipError, match="samples has the frames of each clip"):
             make(numbered, FRAMES, **more)
 
 

@@ -30,6 +30,9 @@ def spec(name: str, *shape: int, dtype: str = "<f8", kind: str | None = None) ->
         (spec("traj", 4, 4), True),
         (spec("cameraPose", 3, 4), True),
         (spec("camera.extrinsics", 16), True),
+        (spec("poses", 8), True),  # after the time of a row
+        (spec("odometry", 13), True),
+        (spec("poses", 8, kind="state"), False),
         (spec("poses", 7, kind="pose"), False),
         (spec("poses", 7, dtype="<i8"), False),
         (spec("poses", 51), False),  # joints of a body

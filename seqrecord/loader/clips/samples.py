@@ -149,6 +149,9 @@ class Samples:
         """Length of each row's episode, int64 [rows]."""
         return self.episodes.num_frames[self.episodes.stored_frames(self.keys)[0]]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
     def __getitem__(self, name: str) -> Any:
         """A column: `episode` (keys), `start`, or another one. Texts are an array of objects."""
         argument: Any = name

@@ -155,6 +155,8 @@ class MixedBatches:
         names = {number: source.name for number, source in self.sources.items()}
         columns = [Column(_DATASET, None, (), partial(_names_of, names))]
         for name, numbers in self.missing.items():
+            if name in self.specs and self.specs[name].mask_of is not None:
+                continue  # its feature is missing, too
             is_missing = partial(_is_of, numbers, False)
             columns.append(Column(name + _MISSING, np.dtype(np.bool_), (), is_missing))
         for name in self.cameras:

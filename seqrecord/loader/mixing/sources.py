@@ -25,6 +25,7 @@ from seqrecord.loader.pipes.source_states import has_fewer
 from seqrecord.loader.pipes.states import SourceState
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.random_order import Purpose, key_of
+from seqrecord.store.text import repr_of
 from seqrecord.store.units import raise_if
 
 MIX_OPTIONS = (
@@ -164,6 +165,13 @@ def agreed_batch_size(datasets: Sequence[SourceDataset], budget: Budget) -> int 
     """
     if any(dataset.options.clip_lens is not None for dataset in datasets):
         return budget
+    if budget.cost != "frames":
+        raise ClipError(
+            "a Budget of a mix counts frames, and not a column or function of samples",
+            expected="Budget(…) without cost, for clips of one number of frames; or a loader for "
+            "each source with the Budget, in turn",
+            got=f"cost={repr_of(budget.cost, 100)}",
+        )
     numbers = dict[str, int | None]()
     for dataset in datasets:
         costs = SampleCosts.of(dataset.view, replace(dataset.options, batch_size=budget))
@@ -171,7 +179,8 @@ def agreed_batch_size(datasets: Sequence[SourceDataset], budget: Budget) -> int 
     if None in numbers.values() or len({*numbers.values()}) > 1:
         texts: dict[int | None, object] = {None: "differ"}
         raise ClipError(
-            "the clips of a mix differ in cost, and its budget is for clips of one cost",
+            "the clips of a mix differ in their number of frames, and its Budget is for clips of "
+            "one number",
             expected="a number of clips as batch_size; or a loader for each source with the "
             "Budget, in turn",
             got=", ".join(f"{name}: {texts.get(cost, cost)}" for name, cost in numbers.items()),

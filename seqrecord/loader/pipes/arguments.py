@@ -49,6 +49,11 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
     named = inspect.signature(options).parameters
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < len(first):
+            raise TypeError(
+                "the dataset is missing: the first argument, without a name, is a path, a URL or "
+                "an open dataset"
+            )
         for name in kwargs.keys() - named.keys():
             raise _unknown_argument(name, named)
         if len(args) > len(first):
@@ -67,7 +72,11 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
 _OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit", "join")
 """Arguments of `seqrecord.open`."""
 
+_BUDGET_WORDS = ("max_tokens", "max_frames", "max_cost", "token_budget", "budget", "cost")
+_BUDGET = "batch_size=seqrecord.Budget(4096, cost=…), batches by the costs of clips"
+
 _OF_OTHERS = {
+    **dict.fromkeys(_BUDGET_WORDS, _BUDGET),
     **dict.fromkeys(("world_size", "num_replicas"), "rank=(rank, world_size), or none"),
     **dict.fromkeys(
         ("num_workers", "workers"),
@@ -90,6 +99,7 @@ def _unknown_argument(name: str, names: Collection[str]) -> Exception:
     else:
         sampler = "torch.utils.data.DistributedSampler(dataset) as the sampler of a DataLoader"
         elsewhere |= dict.fromkeys(("world_size", "num_replicas", "rank"), sampler)
+        elsewhere |= dict.fromkeys(_BUDGET_WORDS, f"SeqRecordPipe with {_BUDGET}")
         elsewhere["num_workers"] = "DataLoader(dataset, num_workers=…) around it"
         elsewhere["chunk_size"] = _OF_OTHERS["chunk_size"]
     if name in elsewhere:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil
 from typing import Any
@@ -314,18 +314,30 @@ def fit_columns(
 
 
 @dataclass(frozen=True, eq=False)
-class _Columns:
-    """See `BudgetColumns`. Raises `ClipError` for an unknown name."""
+class _Columns(Mapping[str, Any]):
+    """Columns of a table and `frames`, for functions of costs; an unknown name is a `ClipError`."""
 
     samples: Samples
     frames: IntArray
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(("frames", *self.samples.names))
+
+    def __len__(self) -> int:
+        return 1 + len(self.samples.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in (*self,)
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """Return a column, or `default` without it."""
+        return self[name] if name in self else default  # noqa: SIM401 - this is `get`
+
     def __getitem__(self, name: str) -> Any:
         if name == "frames":
             return self.frames
-        names = ("frames", *self.samples.names)
-        is_wrong = name not in names
-        raise_if(is_wrong, "a Budget refers to no column of samples", " or ".join(names), name)
+        is_wrong = name not in self
+        raise_if(is_wrong, "a Budget refers to no column of samples", " or ".join(self), name)
         return self.samples[name]
 
 

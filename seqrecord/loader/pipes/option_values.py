@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -120,16 +120,13 @@ def check_vectors(name: str, value: Any) -> dict[str, Vector]:
     return {**check(name, value, is_right, expected)}
 
 
-Cost: TypeAlias = "str | Callable[[BudgetColumns], Any]"
-"""The cost of samples: "frames", the name of a column, or a function of columns."""
+Cost: TypeAlias = "str | Callable[[Mapping[str, Any]], Any]"
+"""The cost of samples: "frames", the name of a column, or a function of columns.
+
+It gets the columns of the table, and `frames`, the number of each row's frames.
+"""
 
 TOO_LARGE = ("error", "alone", "drop")
-
-
-class BudgetColumns(Protocol):
-    """The columns of a sample table, and `frames`, each row's number of frames."""
-
-    def __getitem__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)

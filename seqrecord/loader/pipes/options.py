@@ -55,6 +55,10 @@ if TYPE_CHECKING:
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 MOST_RANKS = (1 << 31) - 1
 _OF_FRAMES = ("clip_len", "windows", "pad")
+_FRAMES_BY_WINDOWS = (
+    "; or a column start instead of frames, and windows with anchors where frames differ from clip "
+    'to clip: windows={"image": [0, At("goal")]}'
+)
 _STEPS = {"dilate": "dilation", "reverse": "reverse", "subset": ""}
 """Built-in functions that choose the frames of clips, and the column of a table that does so."""
 
@@ -640,9 +644,12 @@ _START_RULES: tuple[Rule[ClipOptions], ...] = (
         lambda options: (
             "segments have the dilation or the direction of each clip"
             if options.table_columns.isdisjoint(("start", "frames"))
-            else "samples has the starts, or the frames of each clip"
+            else f"samples has the {'frames' if options.lists_frames else 'starts'} of each clip"
         ),
-        lambda options: f"no {options.taken_arguments}",
+        lambda options: (
+            f"no {options.taken_arguments}"
+            + (_FRAMES_BY_WINDOWS if options.lists_frames and options.windows else "")
+        ),
         arguments=("samples",),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,23 @@ class Dataset:
     def url(self) -> str:
         """Path or URL of the dataset, without credentials."""
         return self.contents.storage.url
+
+    def __len__(self) -> NoReturn:
+        """Raise `TypeError`: a dataset has episodes and frames."""
+        raise TypeError(
+            "a dataset has episodes and frames: len(dataset.episodes), dataset.num_frames; "
+            "summarize(dataset, clip=…) counts clips"
+        )
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, key: object) -> NoReturn:
+        """Raise `TypeError`: episodes are in `episodes`."""
+        raise TypeError(
+            "a dataset is no sequence of frames or clips: dataset.episodes[key][frame], "
+            "dataset.episodes.items(); SeqRecordMapDataset has clips by number"
+        )
 
     @cached_property
     def features(self) -> Schema:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ if TYPE_CHECKING:  # not needed by `open`
 
 Companion: TypeAlias = "DatasetLike | Mapping[str, Any] | Any"
 """More features of a dataset's episodes: a dataset or a table."""
+
+_HUB_NAME = r"(?:huggingface\.co/)?(?:datasets/)?([\w-][\w.-]*/[\w.-]+(?:@[\w.-]+)?)/?"
 
 Missing: TypeAlias = Literal["error", "drop", "pad"]
 """What happens to episodes without a partner in a companion."""
@@ -222,6 +226,8 @@ def _open(
     try:
         packed = open_packed(location, features=features, version=version, verify=verify, **options)
     except NotFoundError as error:
+        if hub_url := _hub_url(location):
+            error.expected = f"{hub_url}, for a dataset on the Hugging Face Hub"
         if version is not None:
             raise
         settings: dict[str, Any] = {"tolerance": tolerance, "language": language}
@@ -245,6 +251,14 @@ def _open(
         check_originals=False,
         bad=index.bad,
     )
+
+
+def _hub_url(location: StorageLike) -> str | None:
+    """Return the URL of a location in the form ORG/NAME, which other libraries take."""
+    match = re.fullmatch(_HUB_NAME, location, re.ASCII) if isinstance(location, str) else None
+    if match is None or os.path.lexists(match[1].partition("/")[0]):
+        return None  # a path below a folder that is there
+    return f"hf://datasets/{match[1]}"
 
 
 def dataset_of(

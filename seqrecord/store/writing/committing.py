@@ -313,10 +313,17 @@ def read_indexed(storage: Storage) -> tuple[Base, Manifest, Index]:
 def recorded(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorate a function that edits a dataset: its commits store the call, without location."""
     signature = inspect.signature(function)
+    required = (
+        name for name, one in signature.parameters.items() if one.default is inspect.Parameter.empty
+    )
+    usage = f"{function.__name__}({', '.join(required)}, …)"
 
     @wraps(function)
     def call(*args: _P.args, **options: _P.kwargs) -> _T:
-        bound_arguments = signature.bind(*args, **options).arguments
+        try:
+            bound_arguments = signature.bind(*args, **options).arguments
+        except TypeError as error:
+            raise TypeError(f"{usage}: {error}") from None
         _refuse_open_dataset(next(iter(bound_arguments.values())))
         arguments = {
             name: getattr(value, "__name__", None) or repr_of(value)

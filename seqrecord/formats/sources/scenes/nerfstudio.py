@@ -90,6 +90,8 @@ class _FrameFiles:
 def _read(path: Path, exif: str | None) -> Scene:
     content = read_json(path)
     with well_formed(path, "frames, a list of objects with file_path and transform_matrix"):
+        if not isinstance(content["frames"], list):
+            raise TypeError(f"frames are {repr_of(content['frames'], 100)}")
         frames = [{**frame} for frame in content["frames"]]
         shared_values = {name: value for name, value in content.items() if name in _CAMERA}
     frame_files = [_FrameFiles.of(frame, at, path) for at, frame in enumerate(frames)]

@@ -231,10 +231,14 @@ def _existing_views(scene: Scene) -> list[View]:
     existing_images = existing_files([view.image for view in scene.views])
     views = [view for view in scene.views if view.image in existing_images]
     path = str(next(iter(scene.files)))
+    if not scene.views:
+        raise SourceError("a list of images without images", file=path, expected="one or more")
     if not views:
-        first_image = next((str(view.image) for view in scene.views), "no image")
         raise SourceError(
-            "no image of the list exists", file=path, expected=first_image, got="no file"
+            "no image of the list exists",
+            file=path,
+            expected=str(scene.views[0].image),
+            got="no file",
         )
     for image, count in Counter(view.image for view in views).items():
         if count > 1:
