@@ -26,7 +26,7 @@ from benchmarks.tartanair.shuffle_quality import (
     measure,
     memory_request,
 )
-from seqrecord import ClipSpec, EngineOptions, SeqRecordPipe
+from seqrecord import ClipSpec, EngineOptions, SeqRecordPipe, samples
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
@@ -446,6 +446,27 @@ def test_batches_of_equal_recordings_have_all_phases(
         found = default_mixing.measured(equal, planned)
         assert found.phase.value <= 0.2
         assert found.decodes <= 1.1
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"clip_len": 8, "stride": 8, "batch_size": 8}, 0.3),  # 1.0 with equal places
+        ({"clip_len": 8, "samples": samples.every(8), "batch_size": 16}, 0.2),  # 0.62
+        ({"clip_len": 32, "batch_size": 64}, 0.1),  # 0.43
+    ],
+)
+def test_a_round_of_equal_recordings_has_all_phases(
+    tmp_path: Path, options: dict[str, Any], most: float
+) -> None:
+    """A block of three recordings in each of its sections: equal places in these were one place in
+    all recordings. Full shuffles have 1 / batch_size of the variance between batches.
+    """
+    episodes = {f"{n}": [{"image": FRAME}] * 64 for n in range(24)}
+    write_dataset(tmp_path, episodes)
+    pipe = SeqRecordPipe(tmp_path, seed=1, **options)
+    starts = np.stack([np.asarray(pipe.rows(0, batch)["start"]) for batch in range(len(pipe) - 1)])
+    assert starts.mean(axis=1).var() <= most * starts.var()
 
 
 def test_lowest_memory_is_one_clip_in_whole_chunks() -> None:

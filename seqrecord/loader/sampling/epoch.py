@@ -428,7 +428,10 @@ class EpochLayout:
         name += blocks.first[block_rows]
         spread = num_cursors < size
         apart = -(-self.stats.window.span // stride) if spread else len(row) + 1
-        inner, outer = _order(name, block, size_of, place, apart)
+        shortest, longest = (f.reduceat(blocks.count, block_rows) for f in (np.minimum, np.maximum))
+        is_even = (shortest > 1) & (8 * longest <= 9 * shortest)
+        equal_runs = (np.diff(block_rows, append=len(blocks)) * is_even)[block]
+        inner, outer = _order(name, block, size_of, place, equal_runs, apart)
         if spread:
             order = np.lexsort((inner, outer, block))
         else:  # one section, without equal numbers in a block; small integers are sorted by radix
@@ -463,24 +466,32 @@ def check_drop_last(total: int, settings: PlanSettings, num_shards: int) -> None
 
 
 def _order(
-    name: IntArray, block: IntArray, size: IntArray, place: IntArray, apart: int
+    name: IntArray,
+    block: IntArray,
+    size: IntArray,
+    place: IntArray,
+    equal_runs: IntArray,
+    apart: int,
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """Sort keys of clips in their blocks, the second one first, that put neighbours far apart.
 
     Neighbours are `apart` clips apart if possible. `name` is int64[blocks]; `block`, `size` and
-    `place` are each clip's block, its size and the place in it, int64[n].
+    `place` are each clip's block, its size and the place in it, and `equal_runs` the number of
+    runs in the block if they have about one length, else 0; int64[n].
     """
     sections = np.clip(size // apart, 1, _MOST_SECTIONS)
     section = place * sections // size
     place_in_section = place + (-section * size) // sections  # counted from the section's first
     width = -(-size // sections)
     begin = (hash64(key_of(Purpose.SECTION_BEGINS), name) >> np.uint64(33)).astype(np.int64)[block]
-    narrow = (sections > 1) & (width < _NARROW * apart)
+    # Equal places in sections of equal episodes may be equal places in these: one phase in a batch.
+    is_drawn = equal_runs >= sections
+    narrow = (sections > 1) & (width < _NARROW * apart) & ~is_drawn
     number = name[block] + place_in_section * (_MOST_SECTIONS + 1)
     outer = np.where(
         narrow,
         ((begin - place_in_section) % width).astype(np.uint64),
-        hash64(key_of(Purpose.PLACES_IN_SECTION), number),
+        hash64(key_of(Purpose.PLACES_IN_SECTION), number + section * is_drawn),
     )
     inner = np.where(
         narrow, section.astype(np.uint64), hash64(key_of(Purpose.SECTION_ORDER), number + section)
