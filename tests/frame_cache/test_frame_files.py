@@ -25,7 +25,6 @@ from seqrecord import (
     SeqRecordPipe,
 )
 from seqrecord.errors import StorageError
-from seqrecord.frame_cache import files
 from tests.cloud.test_cache import locked
 from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.faults import fail_calls
@@ -334,12 +333,12 @@ def test_a_file_that_another_program_writes(
     assert (loader.stats()["frames_mapped"] > mapped) == (is_mapped and not are_resident)
 
 
-def test_own_notes_of_use_are_no_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_notes_of_use_are_no_changes(tmp_path: Path) -> None:
     """Resident frames of a mapped file stay, without another look at them."""
     path, cache = write(tmp_path / "records", 6, WIDE), tmp_path / "cache"
-    for name in ("_USE_SECONDS", "_NOTE_SECONDS"):
-        monkeypatch.setattr(files, name, 0.0)
     read(path, cache)
+    for file in frame_files(cache):  # used two minutes ago: a use is noted again
+        os.utime(file, (file.stat().st_mtime - 120,) * 2)
     options: dict[str, Any] = {"clip_len": 1, "batch_size": 3, "memory_limit": "64MiB"}
     pipe = SeqRecordPipe(path, frame_cache=FrameCache(cache, "1GiB"), **options)
     before = max(file.stat().st_mtime_ns for file in frame_files(cache))

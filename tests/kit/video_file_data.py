@@ -148,6 +148,27 @@ def hide_first(path: Path, frames: int, rate: int = 30) -> None:
     path.write_bytes(data)
 
 
+def overwrite_keyframes(path: Path) -> None:
+    """Overwrite the slices of an MP4's H.264 keyframes, behind the header of each unit."""
+    import av
+
+    data = bytearray(path.read_bytes())
+    with av.open(str(path)) as container:
+        keyframes = [
+            (packet.pos, packet.size)
+            for packet in container.demux(video=0)
+            if packet.size and packet.is_keyframe and packet.pos is not None
+        ]
+    for position, size in keyframes:
+        unit = position
+        while unit < position + size:
+            (length,) = struct.unpack_from(">I", data, unit)
+            if data[unit + 4] & 31 == 5:  # a slice of a keyframe
+                data[unit + 5 : unit + 4 + length] = b"\xff" * (length - 1)
+            unit += 4 + length
+    path.write_bytes(data)
+
+
 def set_edits(path: Path, *edits: tuple[int, int], rate: int = 25) -> None:
     """Let the edit list of an MP4 show `edits`: each a first frame and a number of frames.
 

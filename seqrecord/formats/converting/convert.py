@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -68,7 +68,6 @@ class ConvertReport:
     bad: tuple[BadEpisode, ...]
     inventory: Inventory
     damaged: tuple[DamagedFile, ...] = ()
-    _listed: tuple[str, ...] = field(default=(), repr=False)  # keys of all the source's episodes
 
 
 def convert(
@@ -173,7 +172,6 @@ def convert(
         raise DestinationError("invalid number of workers", expected="1 or more", got=workers)
     _check_source(source)
     original = DescribedSource.read(source, kinds, units, in_place=in_place)
-    listed = tuple(info.key for info in original.episodes)
     original = original.resized(resize)
     original = original.split_at_gaps(split_at_gaps, skip_bad=skip_bad_episodes)
     if strict:
@@ -213,8 +211,7 @@ def convert(
             meter = Meter(total_frames, packing.schema.frame_nbytes, progress)
             results = run_jobs(jobs, processes=processes, workers=runner, meter=meter)
             result = JobResult.joined(results)
-            report = _report(target, original, packing, todo, result, dictionaries)
-            return replace(report, _listed=listed)
+            return _report(target, original, packing, todo, result, dictionaries)
         except BaseException as error:
             target.give_up(error)
             raise

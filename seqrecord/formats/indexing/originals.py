@@ -262,7 +262,7 @@ class _OriginalIndex:
         bad = BadEpisodes.of(
             [(e.info, e.cause) for e in report.bad if not e.is_other_size],
             [episode.info for episode in report.bad if episode.is_other_size],
-            report._listed,
+            [info.key for info in self.source.episodes()],
             keys,
         )
         reasons = {name: str(error) for name, error in self.source.unreadable.items()}

@@ -209,7 +209,7 @@ class MappedFiles:
         `state`, int64 [3], are the file's times of modification and of change, in nanoseconds, and
         its version, 1 to `MAX_VERSION`; zeros before the first call. It belongs beside marks of
         the file's bytes: forks that share these share it. A new version says only that the marks
-        are void: programs that keep the time of modification (`cp -p`, `rsync`) change the other
+        are void: programs that keep the time of modification (cp -p, rsync) change the other
         one, and so do links, permissions and file systems whose times are not stable. A file that
         another one has replaced, or that is gone, has a new version in each call: nobody can ask.
 
