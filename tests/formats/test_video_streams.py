@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -407,6 +408,31 @@ def test_packets_that_readers_cannot_decode_are_not_committed(tmp_path: Path) ->
             source, tmp_path / f"good{in_place}", **options, skip_bad_episodes=True
         )
         assert [episode.info.key for episode in report.bad] == bad
+
+
+@pytest.mark.parametrize("checks", [False, True])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("matrix", [8, 14])  # YCgCo, ICtCp
+def test_frames_without_a_conversion_are_not_committed(
+    tmp_path: Path, matrix: int, in_place: bool, checks: bool
+) -> None:
+    """The packets decode; no reader can make RGB of this matrix. Neither can PyAV."""
+    (tmp_path / "videos").mkdir()
+    plain = write_video(tmp_path / "plain.mkv", pictures(9), options={"g": "4"})
+    shutil.copy(plain, tmp_path / "videos/a.mkv")
+    declared = copy_packets(plain, tmp_path / "videos/b.mkv", matrix=matrix)
+    with pytest.raises(OSError, match="not supported"):
+        decoded(declared)
+    options: dict[str, Any] = {"in_place": in_place, "check_video": checks, "workers": 1}
+    source = open_source(tmp_path / "videos")
+    with pytest.raises(SourceError, match=r"cannot convert a video frame.*episode: b; feature"):
+        seqrecord.convert(source, tmp_path / "refused", **options)
+    seqrecord.convert(source, tmp_path / "skipped", **options, skip_bad_episodes=True)
+    with seqrecord.open(tmp_path / "skipped") as dataset:
+        assert [*dataset.episodes] == ["a"]
+        np.testing.assert_array_equal(dataset.episodes["a"][:]["image"], decoded(plain)[1])
+    with pytest.raises(SourceError, match="cannot convert a video frame"):
+        seqrecord.open(tmp_path / "videos")
 
 
 def test_copied_packets_keep_their_codec(tmp_path: Path) -> None:

@@ -92,12 +92,13 @@ def copy_packets(
     packets: slice = slice(None),
     decoded_before: int = 0,
     color_range: int | None = None,
+    matrix: int | None = None,
 ) -> Path:
     """Copy packets of a video into another container with these options.
 
     `decoded_before` is the number of packets between a frame's decoding and its display.
-    `color_range` (1 for limited, 2 for full) is what the container declares: MP4 in a box `colr`,
-    which needs the option `movflags=write_colr`, Matroska in `Colour`.
+    `color_range` (1 for limited, 2 for full) and `matrix` (H.273) are what the container declares:
+    MP4 in a box `colr`, which needs the option `movflags=write_colr`, Matroska in `Colour`.
     """
     import av
 
@@ -108,6 +109,8 @@ def copy_packets(
         stream = target.add_stream_from_template(source.streams.video[0], opaque=True)
         if color_range is not None:
             stream.codec_context.color_range = color_range
+        if matrix is not None:
+            stream.codec_context.colorspace = matrix
         copied = [packet for packet in source.demux(source.streams.video[0]) if packet.size]
         for packet in copied[packets]:
             if decoded_before:

@@ -47,8 +47,8 @@ class SourceVideo:
     `spec` is the source's feature, `stored_spec` the dataset's. `changes` counts frames. With
     `strict`, a lossy change raises `SourceError`, and so does another number of frames.
 
-    `CodecError` is raised for kept packets that readers could not decode: the first frame of each
-    episode is decoded as they do, or of references one of each kind of stream, which are collected
+    `CodecError` is raised for kept packets without frames for readers: the first frame of each
+    episode is read as they do, or of references one of each kind of stream, which are collected
     in `tried_streams`; with `decodes` all frames.
     """
 
@@ -99,14 +99,10 @@ class SourceVideo:
             config = part.config or self._config
             assert isinstance(part, Gop)
             assert config is not None
-            gop = self._decoder(replace(part, config=config))
-            for _ in range(part.num_frames):
-                out = np.empty([n or 0 for n in self._spec.shape], config.dtype)
-                gop.read_into(out)
-                yield out
+            yield from self._read_frames(replace(part, config=config))
 
     def _check_frames(self, part: Gop | ReferencedGops) -> None:
-        """Raise `CodecError` if a reader cannot decode the first frame, or with `decodes` any."""
+        """Raise `CodecError` if a reader cannot read the first frame, or with `decodes` any."""
         tried_streams, extradata = self._tried_packets, b""
         if isinstance(part, ReferencedGops):
             tried_streams, extradata = self._tried_streams, part.extradata
@@ -115,7 +111,7 @@ class SourceVideo:
             return
         with located(CodecError, file=getattr(part, "file", None), feature=self._spec.name):
             for gop in _gops(part if self._decodes else _first_frame(part)):
-                self._decoder(gop).skip(gop.num_frames)
+                deque(self._read_frames(gop), 0)
         tried_streams.add(stream)
 
     def _count_frames(self, parts: Iterable[Part]) -> Iterator[Part]:
@@ -132,11 +128,16 @@ class SourceVideo:
                 got=f"{abs(self._remaining_frames)} frames {problem}",
             )
 
-    def _decoder(self, gop: Gop) -> GopFrames:
-        config = gop.config
+    def _read_frames(self, gop: Gop) -> Iterator[npt.NDArray[Any]]:
+        """Yield the frames as readers return them: decoded, and converted to their colours."""
+        config, shape = gop.config, [n or 0 for n in self._spec.shape]
         assert config is not None
-        height, width = (n or 0 for n in self._spec.shape[:2])
-        return GopFrames(config, height, width, gop.packets, gop.order)
+        height, width = shape[:2]
+        frames = GopFrames(config, height, width, gop.packets, gop.order)
+        for _ in range(gop.num_frames):
+            out = np.empty(shape, config.dtype)
+            frames.read_into(out)
+            yield out
 
     def _record_change(self, frame: DecodedFrame) -> None:
         change = Change(self._spec.name, frame.codec, frame.reason, frame.rounded)
