@@ -450,7 +450,9 @@ def test_edits_refuse_a_joined_dataset(places: tuple[Path, Path]) -> None:
         edit.drop_features(seqrecord.open(source), "step")  # type: ignore[arg-type]
 
 
-def test_a_joined_feature_is_stored_for_good(places: tuple[Path, Path]) -> None:
+def test_a_joined_feature_is_stored_for_good(
+    places: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     source, latents = places
     edit.trim_episodes(source, ["d"], slice(5, 19))
     expected = read_all(source, join=[latents])
@@ -463,6 +465,22 @@ def test_a_joined_feature_is_stored_for_good(places: tuple[Path, Path]) -> None:
                 spec=dataset.features[name],
             )
     check_frames(read_all(source), expected)
+    assert "key and length alone" not in caplog.text
+
+
+def test_values_of_a_dataset_by_key_and_length_alone(
+    places: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing compares a companion that is not joined: of renumbered episodes, another's values."""
+    source, latents = places
+    edit.delete_episodes(source, ["a", "c", "d"])
+    edit.rename_episodes(source, {"b": "a"})
+    edit.trim_episodes(latents, ["a"], slice(LENGTHS["b"]))
+    with seqrecord.open(latents) as companion:
+        edit.add_feature(source, "latent", edit.values_of_dataset(companion, "latent"))
+    [record] = [r for r in caplog.records if "by key and length alone" in r.message]
+    assert record.levelname == "WARNING"
+    assert "for example to a" in record.message
 
 
 def test_trimmed_companions(places: tuple[Path, Path]) -> None:

@@ -36,6 +36,7 @@ from seqrecord.store.reading.opening import opened
 from seqrecord.store.schema import MAX_FEATURES, MAX_GROUPS, Block, FeatureSpec, Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.statistics.collecting import StatisticsCollector
+from seqrecord.store.text import shown_place
 from seqrecord.store.writing.committing import new_writer_id, recorded
 from seqrecord.store.writing.rates import irregular_notes
 from seqrecord.store.writing.record_file import RecordFileWriter
@@ -605,7 +606,8 @@ def values_of_dataset(dataset: Dataset, feature: str) -> Values:
 
     Episodes need the same keys and lengths; frames without the feature there lack it. The function
     raises `NotFoundError` for an episode that the other dataset lacks, and `ClipError` for another
-    length.
+    length. A WARNING if keys and lengths are all that episodes have in common: values of a derived
+    dataset are compared by `seqrecord.open("records/", join=["latents/"])`.
 
     Example:
         from seqrecord import edit
@@ -613,8 +615,10 @@ def values_of_dataset(dataset: Dataset, feature: str) -> Values:
         with seqrecord.open("records/") as other:
             edit.add_feature("records/", "copy", edit.values_of_dataset(other, "action"))
     """
+    is_reported = False
 
     def values(episode: Episode) -> Iterator[Any]:
+        nonlocal is_reported
         if episode.key not in dataset.episodes:
             raise NotFoundError(
                 "the other dataset lacks an episode", file=dataset.url, episode=episode.key
@@ -627,6 +631,17 @@ def values_of_dataset(dataset: Dataset, feature: str) -> Values:
                 episode=episode.key,
                 expected=len(episode),
                 got=len(other_episode),
+            )
+        if other_episode.uid != episode.uid and not is_reported:
+            is_reported = True
+            _logger.warning(
+                "%s: %s is added by key and length alone, for example to %s. If episodes were "
+                "renumbered or exchanged since, its values are those of other recordings. "
+                "seqrecord edit add --from, or values_of_dataset of "
+                "seqrecord.open(…, join=[…]), compares them",
+                shown_place(dataset.url),
+                feature,
+                episode.key,
             )
         return values_in_order(other_episode, feature, range(len(other_episode)))
 
