@@ -100,8 +100,9 @@ class MixedBatches:
                 form.setdefault(name, view)  # of the first source with the feature
             kinds[number] |= dict.fromkeys(texts & {*view.value_names}, "values of texts")
             for column in view.columns.in_table(view.samples.in_epoch(0).samples):
-                is_list = column.dtype is None
-                kinds[number][column.name] = "a list" if is_list else f"a column {column.text}"
+                kind = "a list" if column.dtype is None else f"a column {column.text}"
+                # The mix's vectors may add a mask that the source has as a feature.
+                _check_kind(kinds[number].setdefault(column.name, kind), column.name, kind, source)
                 earlier = columns.get(column.name, column)
                 needs_frames = earlier.needs_frames or column.needs_frames
                 columns[column.name] = replace(column, needs_frames=needs_frames)
@@ -140,13 +141,7 @@ class MixedBatches:
             kind_of[column.name] = "a column of the mix"
         for number, of_source in kinds.items():
             for name, kind in of_source.items():
-                if kind_of.setdefault(name, kind) != kind:
-                    raise ClipError(
-                        "two entries of a mix's batches have one name",
-                        feature=name,
-                        expected=f"a new name for {kind_of[name]} or the other entry",
-                        got=f"{kind} of source {self.sources[number].name!r}",
-                    )
+                _check_kind(kind_of.setdefault(name, kind), name, kind, self.sources[number])
 
     @cached_property
     def columns(self) -> Sequence[Column[Batch]]:
@@ -282,6 +277,17 @@ class JoinedColumn:
         for number, default in self.defaults.items():
             memory[source == number] = default
         return memory
+
+
+def _check_kind(known: str, name: str, kind: str, source: SourceLoader) -> None:
+    """Raise `ClipError` if an entry of a source is of another kind than the known one."""
+    if known != kind:
+        raise ClipError(
+            "two entries of a mix's batches have one name",
+            feature=name,
+            expected=f"a new name for {known} or the other entry",
+            got=f"{kind} of source {source.name!r}",
+        )
 
 
 def _joined(
