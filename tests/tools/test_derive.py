@@ -381,6 +381,58 @@ def test_masks_and_kept_windows_in_loaders_and_mixes(tmp_path: Path) -> None:
         assert seen == {"arm", "hand"}
 
 
+def test_stored_masks_of_kept_features_are_not_lost(records: Path) -> None:
+    """Of a source that was derived itself, also where windows have masks of their own."""
+    latents, options = records.parent / "latents", {"windows": {"image": [0], "action": range(3)}}
+    derive(records, Encoder(), **options, pad="edge", keep=["action"])
+
+    def derive_again(*keep: str, **arguments: Any) -> None:
+        place = records.parent / "again"
+        arguments |= {"features": ["latent"], "keep": keep}
+        seqrecord.derive(latents, lambda batch: {"x": batch["latent"]}, place, **arguments)
+
+    for windows in (None, {"latent": [0], "action": [0, 1]}):
+        with pytest.raises(ClipError, match="expected: keep with action_is_pad") as caught:
+            derive_again("action", windows=windows)
+        assert caught.value.feature == "action_is_pad"
+    derive_again("action", "action_is_pad")
+    with seqrecord.open(records.parent / "again") as again, seqrecord.open(latents) as dataset:
+        for key, episode in dataset.episodes.items():
+            expected = episode.read(range(len(episode)), features=["action_is_pad"])
+            values = again.episodes[key].read(range(len(episode)), features=["action_is_pad"])
+            np.testing.assert_array_equal(values["action_is_pad"], expected["action_is_pad"])
+    with seqrecord.open(latents, features=["latent", "action"]) as without_masks:
+        place = records.parent / "without"
+        again = {"features": ["latent"], "keep": ["action"]}
+        seqrecord.derive(without_masks, lambda batch: {"x": batch["latent"]}, place, **again)
+
+
+def test_stored_masks_are_no_masks_of_a_mix(records: Path) -> None:
+    """A mix whose vectors have the size of stored ones would mark their padding as values."""
+    options: dict[str, Any] = {"windows": {"image": [0], "action": range(3)}, "keep": ["action"]}
+    derive(records, Encoder(), **options, vectors={"action": Vector(pad_to=4)})
+    loaders = {
+        name: seqrecord.SeqRecordIterableDataset(records.parent / "latents", clip_len=1)
+        for name in ("stored", "also")
+    }
+    batch = next(iter(seqrecord.SeqRecordMix(loaders, batch_size=4)))
+    assert batch["action_dim_is_pad"][:, 0].tolist() == [[False, False, True, True]] * 4
+    with pytest.raises(ClipError, match=r"two entries of a mix.*action_dim_is_pad.*'stored'"):
+        seqrecord.SeqRecordMix(loaders, batch_size=4, vectors={"action": Vector(pad_to=4)})
+
+
+def test_columns_of_derive_have_their_names_alone(records: Path) -> None:
+    table = {"episode": ["a", "c"], "start": [3, 1], "source_start": [7, 8]}
+    with pytest.raises(ClipError, match=r"would have one name.*feature: source_start"):
+        derive(records, Encoder(), samples=table, clip_len=1)
+    derive(records, Encoder(), clip_len=1)
+    again: dict[str, Any] = {"features": ["latent"], "keep": ["source_start"]}
+    source, place = records.parent / "latents", records.parent / "again"
+    with pytest.raises(ClipError, match=r"would have one name.*feature: source_start"):
+        seqrecord.derive(source, lambda batch: {"x": batch["latent"]}, place, clip_len=1, **again)
+    seqrecord.derive(source, lambda batch: {"x": batch["latent"]}, place, **again)  # per frame
+
+
 def test_names_of_masks_are_taken(records: Path) -> None:
     """By results of the function, and by columns of a loader that pads itself."""
     options: dict[str, Any] = {"windows": {"action": range(3)}, "pad": "edge", "keep": ["action"]}
@@ -848,6 +900,20 @@ def test_a_new_episode_under_the_former_key_of_another(records: Path) -> None:
     assert (state.renamed, state.new, state.changed, state.gone) == ({"a": "x"}, ("a",), (), ())
     assert derive(records, Encoder()).written == ("a",)
     assert_latents(stored(records)["x"], [frame["image"] for frame in FRAMES["a"]])
+    assert_latents(stored(records)["a"], [frame["image"] for frame in FRAMES["c"]])
+
+
+def test_numbers_that_move_up_compute_nothing(records: Path) -> None:
+    """An episode is deleted, and another one gets its key, as where keys are numbers."""
+    derive(records, Encoder())
+    edit.delete_episodes(records, ["a"])
+    edit.rename_episodes(records, {"c": "a"})
+    state = check(records, Encoder())
+    assert (state.renamed, state.changed, state.gone) == ({"c": "a"}, (), ("a",))
+    encoder = Encoder()
+    derive(records, encoder)
+    assert encoder.calls == []
+    assert {*stored(records)} == {"a", "b/z"}
     assert_latents(stored(records)["a"], [frame["image"] for frame in FRAMES["c"]])
 
 

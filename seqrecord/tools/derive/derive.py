@@ -516,9 +516,10 @@ def _update(source: DerivedSource, place: _Place) -> None:
                     file=target.url,
                     got=f"{len(state.changed)} changed, {len(state.gone)} gone",
                 )
+            keys_of_renamed = {*keys}.intersection(state.renamed.values())
             # In the commit of the new values: a kill before loses nothing.
-            source.replaced = keys
-            if keys_of_renamed := {*keys}.intersection(state.renamed.values()):
+            source.replaced = [*filterfalse(keys_of_renamed.__contains__, keys)]
+            if keys_of_renamed:
                 delete_episodes(destination, [*keys_of_renamed], storage_options=storage_options)
         if state.renamed:
             rename_episodes(destination, state.renamed, storage_options=storage_options)

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,6 +27,7 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.clips.frames import ClipFrames, ClipKeys, NearestWindow
 from seqrecord.loader.frames.array_specs import add_place
 from seqrecord.loader.pipes.columns import FRAMES_IS_PAD, IS_PAD
+from seqrecord.loader.pipes.columns import OF_FEATURES as OF_VALUES
 from seqrecord.loader.pipes.loaders import SeqRecordPipe
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import LoaderOptions
@@ -142,6 +143,15 @@ class DerivedSource:
                 expected="samples of epoch 0 in every epoch: a table, or functions that do not "
                 "depend on epoch and random numbers; integers as clip_len and repeat",
             )
+        if lost_names := [name for name in self._stored_masks if name not in view.batch_arrays]:
+            raise ClipError(
+                "masks of features in keep, which the source stores, would be lost",
+                file=self.dataset.url,
+                feature=lost_names[0],
+                expected=f"keep with {', '.join(lost_names)}; or a source without, by "
+                "seqrecord.open(…, features=[…])",
+                got=f"keep={[*self.keep]}",
+            )
         if missing_names := [n for n in (*self.features, *self.keep) if n not in view.batch_arrays]:
             raise ClipError(
                 "transforms return no such input",
@@ -150,6 +160,16 @@ class DerivedSource:
                 expected="the features of derive, and those in keep",
             )
         return view
+
+    @property
+    def _stored_masks(self) -> list[str]:
+        """The columns that describe kept features, which the source, derived itself, stores."""
+        entry = self.dataset.contents.index.episode_metadata(0).get(DERIVED_FROM)
+        columns = entry.get("columns") if isinstance(entry, Mapping) else None
+        if not isinstance(columns, list):
+            return []
+        names = [name + ending for name, ending in product(self.keep, (*OF_VALUES, "_mask"))]
+        return [name for name in names if name in columns and name in self.dataset.features]
 
     @cached_property
     def kept_columns(self) -> Sequence[str]:
@@ -176,7 +196,16 @@ class DerivedSource:
         of_samples: list[str] = []
         if not self.per_frame:
             of_samples = [SOURCE_START, SOURCE_FRAMES, *self.columns_of_table]
-        return [*self.keep, *self.kept_columns, *of_samples]
+        names = [*self.keep, *self.kept_columns, *of_samples]
+        for name in names:
+            if names.count(name) > 1:  # for example source_start of a source that is derived itself
+                raise ClipError(
+                    "two features of a derived dataset would have one name",
+                    feature=name,
+                    expected="another name: of a column of samples, or of a feature in keep, by "
+                    "seqrecord.open(…).renamed({…})",
+                )
+        return names
 
     @property
     def columns_of_table(self) -> list[str]:
