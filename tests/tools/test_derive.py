@@ -383,8 +383,8 @@ def test_masks_and_kept_windows_in_loaders_and_mixes(tmp_path: Path) -> None:
 
 def test_stored_masks_of_kept_features_are_not_lost(records: Path) -> None:
     """Of a source that was derived itself, also where windows have masks of their own."""
-    latents, options = records.parent / "latents", {"windows": {"image": [0], "action": range(3)}}
-    derive(records, Encoder(), **options, pad="edge", keep=["action"])
+    latents, windows_of_three = records.parent / "latents", {"image": [0], "action": range(3)}
+    derive(records, Encoder(), windows=windows_of_three, pad="edge", keep=["action"])
 
     def derive_again(*keep: str, **arguments: Any) -> None:
         place = records.parent / "again"
@@ -403,8 +403,8 @@ def test_stored_masks_of_kept_features_are_not_lost(records: Path) -> None:
             np.testing.assert_array_equal(values["action_is_pad"], expected["action_is_pad"])
     with seqrecord.open(latents, features=["latent", "action"]) as without_masks:
         place = records.parent / "without"
-        again = {"features": ["latent"], "keep": ["action"]}
-        seqrecord.derive(without_masks, lambda batch: {"x": batch["latent"]}, place, **again)
+        options = {"features": ["latent"], "keep": ["action"]}
+        seqrecord.derive(without_masks, lambda batch: {"x": batch["latent"]}, place, **options)
 
 
 def test_stored_masks_are_no_masks_of_a_mix(records: Path) -> None:
@@ -915,6 +915,59 @@ def test_numbers_that_move_up_compute_nothing(records: Path) -> None:
     assert encoder.calls == []
     assert {*stored(records)} == {"a", "b/z"}
     assert_latents(stored(records)["a"], [frame["image"] for frame in FRAMES["c"]])
+
+
+def labels(path: Path) -> dict[str, Any]:
+    """Splits, and the metadata of episodes but for their origin."""
+    with seqrecord.open(path) as dataset:
+        metadata = {key: {**episode.metadata} for key, episode in dataset.episodes.items()}
+        splits = {name: {*keys} for name, keys in dataset.splits.items() if keys}
+    for entries in metadata.values():
+        entries.pop("derived_from", None)
+    return {**metadata, "splits": splits}
+
+
+@pytest.mark.parametrize("keep", [[], ["action"]])
+def test_changed_labels_are_copied_again(records: Path, keep: list[str]) -> None:
+    """Splits and metadata, also the camera of a kept image, with another keep or without."""
+    options: dict[str, Any] = {"features": ["action"], "keep": ["image"]}
+
+    def encode(batch: dict[str, Any]) -> dict[str, Any]:
+        calls.append(len(batch["action"]))
+        return {"sum": batch["action"].sum(1)}
+
+    calls: list[int] = []
+    edit.set_metadata(records, None, {"camera": CAMERA})
+    derive(records, encode, **options)
+    latents = records.parent / "latents"
+    assert labels(latents) == labels(records)
+    edit.set_metadata(records, ["a"], {"site": None, "robot": "x"})
+    edit.set_metadata(records, ["c"], {"camera": {**CAMERA, "fx": 7.0}})
+    edit.split_episodes(records, ["a"], "val")
+    edit.split_episodes(records, ["c"], "train")
+    assert check(records, encode, **options).changed == ("a", "c")
+    calls.clear()
+    options["keep"] = [*options["keep"], *(["task"] if keep else [])]
+    derive(records, encode, **options)
+    assert calls == []
+    assert labels(latents) == labels(records)
+    assert check(records, encode, **options).is_current
+    # Of the user's own, until those of the source change
+    edit.set_metadata(latents, ["a"], {"note": "mine"})
+    edit.split_episodes(latents, ["b/z"], "test")
+    derive(records, encode, **options)
+    assert labels(latents)["a"]["note"] == "mine"
+    assert labels(latents)["splits"]["test"] == {"b/z"}
+    edit.rename_episodes(records, {"b/z": "new"})
+    edit.split_episodes(records, None, None)
+    edit.set_metadata(records, None, {"site": 5})
+    derive(records, encode, **options, episodes=["a", "new"])
+    now = labels(latents)
+    assert now["new"] == labels(records)["new"]
+    assert now["splits"] == {"train": {"c"}}
+    derive(records, encode, **options)
+    assert labels(latents) == labels(records)
+    assert calls == []
 
 
 def test_a_selection_keeps_the_values_of_other_episodes(records: Path) -> None:

@@ -154,5 +154,8 @@ def _relabelled(metadata: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
     """
     others = {name: value for name, value in metadata.items() if name not in OF_FEATURES}
     changes = {name: value for name, value in new.items() if name in OF_FEATURES}
-    packages = metadata[DERIVED_FROM].get("packages", {})
-    return {**others, **changes, DERIVED_FROM: {**new[DERIVED_FROM], "packages": packages}}
+    old_entry, entry = metadata[DERIVED_FROM], {**new[DERIVED_FROM]}
+    entry["packages"] = old_entry.get("packages", {})
+    if "labels" not in old_entry:  # of an earlier version: the other metadata may be older
+        del entry["labels"]
+    return {**others, **changes, DERIVED_FROM: entry}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
@@ -19,7 +20,9 @@ from seqrecord.loader.clips.sample_tables import column_names
 from seqrecord.loader.clips.segments import Segments
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.store.format.edits import Relabel
 from seqrecord.store.format.manifest import Dictionary
+from seqrecord.store.format.text import encode_metadata
 from seqrecord.store.originals.protocol import Source
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
 from seqrecord.store.reading.derivations import DERIVED_FROM
@@ -45,7 +48,8 @@ from seqrecord.tools.derive.text_source import (
     text_sources,
     write_texts,
 )
-from seqrecord.tools.edit.episodes import delete_episodes, rename_episodes
+from seqrecord.tools.edit.changes import Change, EditedDataset, edit_dataset
+from seqrecord.tools.edit.episodes import delete_episodes, rename_episodes, split_episodes
 
 _FIXED: Mapping[str, Any] = {"shuffle": False, "last_batch": "keep", "rank": (0, 1)}
 _USUAL: Mapping[str, Any] = {"order": "clips", "output": "torch", "rename": None}
@@ -181,6 +185,7 @@ def derive(
             with _naming_remedy():
                 _check_destination(source, place)
                 write_values_of_texts()
+            _update_labels(source, place)
             _update_columns(source, place, codecs, max_file_size)
             _update(source, place)
             with _naming_remedy():
@@ -408,12 +413,15 @@ class _Comparison:
         reusable: the source's episodes whose results are stored, by these keys, also of current
             ones.
         missing: keys of the source's episodes whose results are not stored, in order.
+        relabelled: keys in the source of episodes whose split or metadata have changed, by the
+            derived dataset's.
     """
 
     state: Derivation
     entries: Mapping[str, Mapping[str, Any]]
     reusable: Mapping[str, StoredResults]
     missing: Sequence[str]
+    relabelled: Mapping[str, str]
 
 
 def _compare_with(source: DerivedSource, target: Dataset) -> _Comparison:
@@ -424,7 +432,7 @@ def _compare_with(source: DerivedSource, target: Dataset) -> _Comparison:
     uids = {key: index.uid(number) for key, number in source.numbers.items()}
     of_others = {by_uid[uid] for uid in by_uid.keys() & uids.values()}
     current, changed, new, renamed = list[str](), list[str](), list[str](), dict[str, str]()
-    reusable, missing = dict[str, StoredResults](), list[str]()
+    reusable, missing, relabelled = dict[str, StoredResults](), list[str](), dict[str, str]()
     for key, number in source.numbers.items():
         # A new episode may have the former key of a renamed one.
         stored_key = by_uid.get(uids[key], None if key in of_others else key)
@@ -435,9 +443,13 @@ def _compare_with(source: DerivedSource, target: Dataset) -> _Comparison:
         entry = entries[stored_key]
         if (rows := source.stored_rows(number, entry, stored_key, target)) is not None:
             reusable[stored_key] = StoredResults(number, rows)
+        if has_other_labels := not source.has_labels(number, entry):
+            relabelled[stored_key] = key
         if not source.is_current(number, entry, target):
             changed.append(stored_key)
             missing += [] if stored_key in reusable else [key]
+        elif has_other_labels:
+            changed.append(stored_key)
         elif stored_key == key:
             current.append(key)
         else:
@@ -451,7 +463,7 @@ def _compare_with(source: DerivedSource, target: Dataset) -> _Comparison:
         }
     gone = tuple(filterfalse(handled.__contains__, target.episodes))
     state = Derivation(tuple(current), tuple(dict.fromkeys(changed)), tuple(new), gone, renamed)
-    return _Comparison(state, entries, reusable, missing)
+    return _Comparison(state, entries, reusable, missing, relabelled)
 
 
 def _entries(target: Dataset) -> dict[str, dict[str, Any]]:
@@ -477,6 +489,39 @@ def _compare(
 ) -> Derivation:
     with open_dataset(destination, storage_options=storage_options) as target:
         return _compare_with(source, target).state
+
+
+def _update_labels(source: DerivedSource, place: _Place) -> None:
+    """Copy splits and metadata that have changed in the source since they were copied.
+
+    The destination's own stay until then: users may split a derived dataset itself.
+    """
+    destination, storage_options = place.destination, place.storage_options
+    target = _existing(destination, storage_options)
+    if target is None:
+        return
+    with target:
+        relabelled = _compare_with(source, target).relabelled
+    if not relabelled:
+        return
+    infos = {info.key: info for info in source.episodes()}
+    keys_by_split = defaultdict[str | None, list[str]](list)
+    for key, source_key in relabelled.items():
+        keys_by_split[infos[source_key].split].append(key)
+    for split, keys in keys_by_split.items():  # before the entries, which end this after a kill
+        split_episodes(destination, keys, split, storage_options=storage_options)
+
+    def make(dataset: EditedDataset) -> Change:
+        texts, positions = dict[str, str](), dataset.index.positions
+        for key, source_key in relabelled.items():
+            entry = dataset.index.episode_metadata(positions[key])[DERIVED_FROM]
+            metadata = infos[source_key].metadata
+            entry = {**entry, "labels": metadata[DERIVED_FROM]["labels"]}
+            text = encode_metadata({**metadata, DERIVED_FROM: entry})
+            texts[dataset.index.uid(positions[key])] = text
+        return [positions[key] for key in relabelled], [Relabel(texts)]
+
+    edit_dataset(destination, make, False, storage_options, None)
 
 
 def _update_columns(

@@ -448,12 +448,32 @@ class DerivedSource:
         return self._infos
 
     @cached_property
+    def _split_of(self) -> dict[str, str]:
+        """The split of each episode that is in one, by key."""
+        return {key: name for name, keys in self.dataset.splits.items() for key in keys}
+
+    def _digest_of_labels(self, number: int) -> str:
+        """Return a digest of an episode's split and metadata, but for the origin of its values."""
+        index = self.dataset.contents.index
+        metadata = {**index.episode_metadata(number)}
+        metadata.pop(DERIVED_FROM, None)
+        labels = [metadata, self._split_of.get(index.key(number))]
+        return _digest_of(json.dumps(labels, sort_keys=True).encode())
+
+    def has_labels(self, number: int, entry: Mapping[str, Any]) -> bool:
+        """Whether the split and metadata of an episode are those that were copied.
+
+        Those of earlier versions of this package are not known.
+        """
+        return "labels" not in entry or entry["labels"] == self._digest_of_labels(number)
+
+    @cached_property
     def _infos(self) -> list[EpisodeInfo]:
         contents = self.dataset.contents
-        split_of = {key: name for name, keys in self.dataset.splits.items() for key in keys}
         infos = []
         for key, number in self.numbers.items():
             entry = entry_of(self.copied_inputs, number, self._facts(number), self.columns)
+            entry["labels"] = self._digest_of_labels(number)
             fps = float(contents.index.fps[number]) or None
             metadata = contents.index.episode_metadata(number)
             metadata = _of_features(metadata, contents, self._copies)
@@ -465,7 +485,7 @@ class DerivedSource:
                     self.num_rows(number),
                     {**metadata, DERIVED_FROM: entry},
                     fps=fps if self.per_frame else None,
-                    split=split_of.get(key),
+                    split=self._split_of.get(key),
                 )
             )
         return infos

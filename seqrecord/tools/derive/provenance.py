@@ -13,12 +13,13 @@ Each episode's metadata has an entry `derived_from`::
     forms                                               digest of the form of each input: arguments,
                                                         shape, kind, unit, normalization
     columns                                             features beside the function's results
+    labels                                              digest of the split and metadata
     packages                                            versions, for information
     derived_from                                        the source's own entry, if it has one
 
 The results of a function depend on a part of them: the function, its version and arguments, and the
 pages and windows of its inputs. Where this part is equal, results are reused. Entries of earlier
-versions of this package lack `windows` and `columns`.
+versions of this package lack `windows`, `columns` and `labels`.
 """
 
 from __future__ import annotations
@@ -150,11 +151,10 @@ class Derivation:
     """State of a derived dataset, with keys of its episodes.
 
     `current` have the values of the source as it is; `changed` were computed from other frames or
-    samples, or with another function, version or arguments, or have copies of other features or
-    windows; `new` episodes of the source have no
-    values, and `gone` ones are not in the source any more. `renamed` has old and new keys of
-    episodes whose frames are the same. `new_texts` are texts without a value, by the name of the
-    values.
+    samples, or with another function, version or arguments, or have copies of other features,
+    windows, metadata or splits; `new` episodes of the source have no values, and `gone` ones are
+    not in the source any more. `renamed` has old and new keys of episodes whose frames are the
+    same. `new_texts` are texts without a value, by the name of the values.
     """
 
     current: tuple[str, ...]
