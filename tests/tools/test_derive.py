@@ -403,7 +403,7 @@ def test_stored_masks_of_kept_features_are_not_lost(records: Path) -> None:
             np.testing.assert_array_equal(values["action_is_pad"], expected["action_is_pad"])
     with seqrecord.open(latents, features=["latent", "action"]) as without_masks:
         place = records.parent / "without"
-        options = {"features": ["latent"], "keep": ["action"]}
+        options: dict[str, Any] = {"features": ["latent"], "keep": ["action"]}
         seqrecord.derive(without_masks, lambda batch: {"x": batch["latent"]}, place, **options)
 
 
