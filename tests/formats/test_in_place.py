@@ -360,7 +360,7 @@ def test_numbers_of_episodes_count_those_that_are_left_out(videos: Path) -> None
     assert found(samples=starts([*range(5)]), skip_bad_episodes=True) == "ace"
     with pytest.raises(errors.ClipError) as caught:
         found(episodes=[2, 3])
-    assert caught.value.expected == "numbers of 0 to 4, without 2 episodes that are left out"
+    assert caught.value.expected == "numbers of 0 to 4, without 2 episodes left out"
     assert caught.value.got == "3"
     with pytest.raises(errors.ClipError, match=r"leaves out; .*episode: d; .*skip_bad_epis"):
         found(samples=starts([2, 3]))
@@ -397,6 +397,25 @@ def test_a_command_exports_a_good_episode_beside_a_bad_one(videos: Path, tmp_pat
     assert {path.name for path in (tmp_path / "files").iterdir()} == {"c", "e"}
     failed = run("export", videos, "b", "-o", tmp_path / "bad", "--quiet", code=1)
     assert "episode: b" in failed.stderr
+
+
+def test_a_command_times_good_episodes_beside_a_bad_one(videos: Path, tmp_path: Path) -> None:
+    """Selected by number or key, in place and joined; a bad one is refused, or left out."""
+    labels = tmp_path / "labels.parquet"
+    pq.write_table(pa.table({"episode": ["a", "c", "e"], "label": [0, 1, 2]}), labels)
+    command = ("bench", videos, "--clip-len=1", "--batch-size=1", "--json", "--quiet")
+    joined = ("--join", labels, "--loader", "skip_bad_episodes=true")
+    for arguments, number in {
+        ("--loader", "episodes=[2, 4]"): 12,
+        ("--loader", "episodes=[c]"): 7,
+        ("--loader", "samples={episode: [4, 2], start: [0, 1]}"): 2,
+        ("--loader", "skip_bad_episodes=true"): 21,
+        (*joined, "--loader", "episodes=[2, 4]"): 12,
+        joined: 21,
+    }.items():
+        assert json.loads(run(*command, *arguments).stdout)["num_clips"] == number
+    for arguments in ((), ("--loader", "episodes=[1]"), ("--join", labels)):
+        assert "episode: b" in run(*command, *arguments, code=1).stderr
 
 
 def test_numbers_of_episodes_follow_the_original(videos: Path) -> None:

@@ -182,7 +182,7 @@ class _List:
             rows = {n: row for n, row in enumerate(candidates.names.rows.tolist()) if row >= 0}
             expected = f"numbers of 0 to {len(candidates.names.rows) - 1}"
             if num_left_out := len(candidates.names.left_out):
-                expected += f", without {counted(num_left_out, 'episode')} that are left out"
+                expected += f", without {counted(num_left_out, 'episode')} left out"
         if unknown := [episode for episode in names if episode not in rows]:
             raise ClipError(
                 "unknown episode",

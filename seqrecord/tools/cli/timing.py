@@ -12,6 +12,7 @@ import click
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions, check_option
+from seqrecord.store.reading.opening import dataset_of
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.tools.cli.arguments import (
     AT_LEAST_1,
@@ -121,13 +122,16 @@ def bench(
         options["engine"] = replace(options.get("engine") or EngineOptions(), trace=trace)
     with ProgressBar("batches", speed=True, quiet=quiet) as bar:
         begin = perf_counter()
-        dataset = open_dataset(
-            path,
-            storage_options=storage_options,
-            cache_dir=cache_dir,
-            cache_limit=cache_limit,
-            **joining,
-        )
+        opening: dict[str, Any] = {
+            "storage_options": storage_options,
+            "cache_dir": cache_dir,
+            "cache_limit": cache_limit,
+        }
+        if joining:
+            is_skipping = options.get("skip_bad_episodes", False)
+            dataset = open_dataset(path, skip_bad_episodes=is_skipping, **opening, **joining)
+        else:  # the loader checks the episodes that it selects
+            dataset = dataset_of(path, **opening)
         open_seconds = perf_counter() - begin
         report = run_bench(
             dataset,
