@@ -46,9 +46,14 @@ class Progress:
 def check_positions(numbers: Iterable[Any], count: int, noun: str) -> npt.NDArray[np.int64]:
     """Positions from 0 in a sequence of `count`, int64[n]; negative ones count from the end.
 
-    Raises `IndexError` for others.
+    Raises `IndexError` for others, and `TypeError` for values that are no integers.
     """
-    positions = list(map(operator.index, numbers))
+    try:
+        positions = list(map(operator.index, numbers))
+    except TypeError:
+        wrong = next(number for number in numbers if not hasattr(number, "__index__"))
+        problem = f"the number of a {noun} is not an integer"
+        raise TypeError(f"{problem}; expected: an integer; got: {repr_of(wrong, 100)}") from None
     for position in positions:
         if not -count <= position < count:
             raise IndexError(f"{noun} {position} of {count}")

@@ -239,6 +239,102 @@ def test_calls_of_edits_without_an_argument(path: Path) -> None:
         any_edit.delete_episodes(path)
 
 
+_WRONG_EDITS: dict[str, tuple[Callable[[Any, Path], object], str]] = {
+    "metadata": (
+        lambda edit, path: edit.set_metadata(path, ["set/0"], ["site"]),
+        "entries is not valid; expected: a dict",
+    ),
+    "one number": (
+        lambda edit, path: edit.delete_episodes(path, 99),
+        "episodes is not valid; expected: a list of keys or of numbers, .*; got: 99",
+    ),
+    "names of features": (
+        lambda edit, path: edit.drop_features(path, 3),
+        "names is not valid; expected: names of features; got: 3",
+    ),
+    "values in a dict": (
+        lambda edit, path: edit.add_feature(path, "x", {"set/0": np.zeros(3)}),
+        r"values is not valid; expected: a function of an episode, .*values\[episode\.key\]",
+    ),
+    "no values": (
+        lambda edit, path: edit.add_feature(path, "x", lambda _: None),
+        "number of values differs from the number of frames; .*; got: None",
+    ),
+    "version": (lambda edit, path: edit.restore_version(path, 1), "unknown version.*; got: 1"),
+    "seconds": (
+        lambda edit, path: edit.clean(path, older_than="1d"),
+        "older_than is not valid; expected: a number of seconds; got: '1d'",
+    ),
+    "share": (
+        lambda edit, path: edit.rewrite_files(path, min_unused="all"),
+        "min_unused is not valid; expected: a share above 0 and at most 1; got: 'all'",
+    ),
+    "large share": (
+        lambda edit, path: edit.rewrite_files(path, min_unused=3),
+        "min_unused is not valid; expected: a share above 0 and at most 1; got: 3",
+    ),
+    "one dataset": (
+        lambda edit, path: edit.merge_datasets(str(path), path / "merged"),
+        "sources is not valid; expected: a list of datasets",
+    ),
+    "one prefix": (
+        lambda edit, path: edit.merge_datasets([path, path], path / "merged", prefixes="a/"),
+        r"prefixes is a list of names; expected: \['a/'\]; got: a/",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(_WRONG_EDITS))
+def test_wrong_values_of_edits(name: str, path: Path) -> None:
+    """Each is an error of this package that names the argument."""
+    call, message = _WRONG_EDITS[name]
+    with pytest.raises(seqrecord.SeqRecordError, match=message):
+        call(edit, path)
+
+
+def test_functions_with_other_arguments(path: Path, tmp_path: Path) -> None:
+    pipe: Any = partial(SeqRecordPipe, path, clip_len=3)
+    derive: Any = partial(seqrecord.derive, path, destination=tmp_path / "x", features=["id"])
+    budget: Any = seqrecord.Budget
+    calls: list[tuple[Any, str]] = [
+        (lambda: pipe(samples=lambda samples: samples), r"\(samples, epoch, rng\)"),
+        (lambda: pipe(samples=[CLIP, lambda samples: samples]), r"\(samples, epoch, rng\)"),
+        (lambda: budget(9, lambda: 3), r"\(columns\)"),
+        (lambda: derive(function=lambda: None), r"\(batch\)"),
+        (lambda: derive(function=lambda batch, scale: {}), r"\(batch\)"),
+    ]
+    for call, expected in calls:
+        with pytest.raises(ClipError, match=f"cannot be called with .*a function of {expected}"):
+            call()
+    with pytest.raises(ClipError, match="function is not valid; expected: a function of a batch"):
+        derive(function="encode")
+    with pytest.raises(ClipError, match=r"keep is a list of names; .* got: flow"):
+        derive(function=dict, keep="flow")
+    with pytest.raises(SchemaError, match="no such feature; if the destination has other features"):
+        derive(function=dict, features=["zzz"])
+    with pytest.raises(ClipError, match=r"no argument shuffle; .*samples.*windows; got: shuffle"):
+        derive(function=dict, shuffle=True)
+    scaled = partial(seqrecord.derive, path, lambda batch, scale: {"x": scale * batch["id"]})
+    report = scaled(tmp_path / "scaled", features=["id"], arguments={"scale": 2})
+    assert len(report.written) == 4
+
+
+def test_other_values_than_numbers_specs_and_tables(path: Path) -> None:
+    clips: Any = seqrecord.SeqRecordMapDataset(path, clip_len=3)
+    for number in ("set/0", slice(0, 2), 1.5, None):
+        with pytest.raises(TypeError, match="the number of a clip is not an integer; expected: an"):
+            clips[number]
+    summarize: Any = seqrecord.summarize
+    with pytest.raises(ClipError, match=r"clip is not valid; expected: seqrecord\.ClipSpec\(…\)"):
+        summarize(path, clip=3)
+    crop: Any = seqrecord.RandomCrop
+    with pytest.raises(TypeError, match=r"^Crop\.__init__"):
+        crop(3, 3)
+    with pytest.raises(ClipError, match="samples is not a table") as caught:
+        SeqRecordPipe(path, clip_len=3, samples="absent.parquet")
+    assert str(caught.value).count("expected: ") == 1
+
+
 def test_locations_without_a_dataset(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1041,7 +1041,7 @@ def test_arguments_of_the_function(records: Path) -> None:
     assert stored(records)["a"][3]["x"].tolist() == [6, 6]
     state = check(records, scaled, features=["action"], arguments={"scale": 3})
     assert {*state.changed} == {*LENGTHS}
-    with pytest.raises(TypeError, match="scale"):
+    with pytest.raises(ClipError, match=r"missing a required argument: .scale."):
         seqrecord.derive(records, scaled, records.parent / "x", features=["action"])
 
 

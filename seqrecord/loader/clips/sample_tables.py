@@ -264,7 +264,8 @@ def _from_arrow(read: Callable[[], Any]) -> Any:
     try:
         return read()
     except (pa.ArrowException, OSError, TypeError, ValueError, OverflowError) as error:
-        raise ClipError(f"samples is not a table: {error}", expected=_EXPECTED) from error
+        reason = error.message if isinstance(error, ClipError) else error
+        raise ClipError(f"samples is not a table: {reason}", expected=_EXPECTED) from error
 
 
 def table_columns(samples: TableLike, *, of_spans: bool = False) -> dict[str, pa.Array]:

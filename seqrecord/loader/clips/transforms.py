@@ -168,7 +168,9 @@ class _Sized(CropStep):
 FRAME, PRINCIPAL_POINT = "frame", "principal_point"
 
 
-class _Crop(_Sized):
+class Crop(_Sized):
+    """Base class of `RandomCrop` and `CenterCrop`; Python's errors of arguments name it."""
+
     def __init__(
         self,
         size: int | Sequence[int],
@@ -208,7 +210,7 @@ class _Crop(_Sized):
         return room
 
 
-class RandomCrop(_Crop):
+class RandomCrop(Crop):
     """Crop `size` = (height, width) pixels at a random position, drawn once per clip.
 
     All frames of a clip and all cropped features share the window. Its position is uniform over
@@ -246,7 +248,7 @@ class RandomCrop(_Crop):
         )
 
 
-class CenterCrop(_Crop):
+class CenterCrop(Crop):
     """Crop `size` = (height, width) pixels at the center of the frame.
 
     Args:

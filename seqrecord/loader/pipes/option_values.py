@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from seqrecord.loader.frames.trials import check_signature
 from seqrecord.store.storage.base import MIN_CACHE_BYTES
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.units import (
@@ -166,6 +167,8 @@ class Budget:
         is_cost = callable(cost) or (isinstance(cost, str) and cost != "")
         expected = '"frames", the name of a column, or a function of columns'
         check("cost of a Budget", cost, is_cost, expected)
+        if callable(cost):
+            check_signature("cost of a Budget", cost, "columns")
         if self.padded is not None:
             padded = check_flag("padded of a Budget", self.padded, "True, False or None")
             object.__setattr__(self, "padded", padded)

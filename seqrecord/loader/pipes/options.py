@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import OF_CLIPS
 from seqrecord.loader.clips.windows import Nearest, Windows, check_windows
+from seqrecord.loader.frames.trials import check_signature
 from seqrecord.loader.pipes.option_values import (
     Budget,
     FrameCache,
@@ -28,7 +29,7 @@ from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunction, 
 from seqrecord.loader.sampling.shard_batches import BatchDraws
 from seqrecord.store.areas import DEVICE, load_entry
 from seqrecord.store.clip_spec import ClipSpec
-from seqrecord.store.reading.filters import EpisodeFilter
+from seqrecord.store.reading.filters import EpisodeFilter, check_filter
 from seqrecord.store.reading.resizing import Sizes
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.text import repr_of
@@ -41,7 +42,6 @@ from seqrecord.store.units import (
     check_names,
     check_seed,
     check_size,
-    is_integer,
 )
 from seqrecord.store.value_kinds import FrameFunction
 
@@ -154,13 +154,10 @@ def _check_rename(name: str, value: Any) -> Any:
     return check(name, value, is_right, 'a dict such as {"image_left": "image"}: no name twice')
 
 
-def _check_episodes(name: str, value: Any) -> Any:
-    """Return keys, numbers, a glob, or a predicate."""
-    is_list = isinstance(value, Collection) and getattr(value, "ndim", 1) == 1
-    is_right = isinstance(value, str) or callable(value) or are_names(value)
-    is_right = is_right or (is_list and all(map(is_integer, value)))
-    expected = "a list of keys or of numbers, a glob, or a function of an episode's metadata"
-    return check(name, value, is_right, expected)
+def _check_function(function: Any) -> None:
+    """Raise `ClipError` for a function of samples with other arguments."""
+    if not isinstance(function, BuiltIn):
+        check_signature("a function of samples", function, "samples", "epoch", "rng")
 
 
 def _check_samples(name: str, value: Any) -> Any:
@@ -171,7 +168,11 @@ def _check_samples(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         expected = "a list of functions, which may begin with a table"
         check(name, value, bool(value) and all(map(callable, value[1:])), expected)
+        for function in value[1:]:
+            _check_function(function)
         return [_check_samples(name, value[0]), *value[1:]]
+    if callable(value):
+        _check_function(value)
     is_path = isinstance(value, (str, PathLike))
     return Path(local_path(value, name)) if is_path else value
 
@@ -425,7 +426,7 @@ class ClipOptions(DerivedOptions):
     pad: str | None = _checked(None, one_of("edge", "before", "after"))
     features: Sequence[str] | None = _checked(None, check_names)
     rename: Mapping[str, str] | None = _checked(None, _check_rename)
-    episodes: EpisodeFilter = _checked(None, _check_episodes)
+    episodes: EpisodeFilter = _checked(None, check_filter)
     split: str | None = _checked(
         None, _satisfies(lambda name: isinstance(name, str), "a split's name")
     )

@@ -16,7 +16,7 @@ from seqrecord.store.format.index import Index
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.tables.table_places import EpisodeNames, LeftOutEpisode
 from seqrecord.store.text import counted, first_of, repr_of
-from seqrecord.store.units import is_integer
+from seqrecord.store.units import are_names, check, is_integer
 
 _SHOWN_KEYS = 3
 _SHOWN_BAD = 5
@@ -199,9 +199,19 @@ class _List:
         return repr_of(self.episodes)
 
 
+def check_filter(name: str, value: Any) -> Any:
+    """Return keys, numbers, a glob, or a function; raise `ClipError` for another value."""
+    is_list = isinstance(value, Collection) and getattr(value, "ndim", 1) == 1
+    is_right = isinstance(value, str) or callable(value) or are_names(value)
+    is_right = is_right or (is_list and all(map(is_integer, value)))
+    expected = "a list of keys or of numbers, a glob, or a function of an episode's metadata"
+    return check(name, value, is_right, expected)
+
+
 def _choice_of(episodes: EpisodeFilter) -> _Choice:
     if episodes is None:
         return _All()
+    check_filter("episodes", episodes)
     if isinstance(episodes, str):
         return _Glob(episodes) if {*episodes} & {*"*?["} else _List([episodes])
     return _Function(episodes) if callable(episodes) else _List(episodes)

@@ -255,7 +255,8 @@ def _open(
 
 def _hub_url(location: StorageLike) -> str | None:
     """Return the URL of a location in the form ORG/NAME, which other libraries take."""
-    match = re.fullmatch(_HUB_NAME, location, re.ASCII) if isinstance(location, str) else None
+    name = os.fspath(location) if isinstance(location, str | PathLike) else ""
+    match = re.fullmatch(_HUB_NAME, name, re.ASCII)
     if match is None or os.path.lexists(match[1].partition("/")[0]):
         return None  # a path below a folder that is there
     return f"hf://datasets/{match[1]}"

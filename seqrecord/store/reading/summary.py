@@ -34,7 +34,7 @@ from seqrecord.store.text import (
     shown_place,
     table_lines,
 )
-from seqrecord.store.units import MAX_INT, format_size
+from seqrecord.store.units import MAX_INT, check, format_size
 
 _logger = logging.getLogger("seqrecord")
 
@@ -222,6 +222,8 @@ class Summary:
 
 def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
     """Like `seqrecord.summarize`, for an open dataset."""
+    is_spec = clip is None or isinstance(clip, ClipSpec)
+    check("clip", clip, is_spec, "seqrecord.ClipSpec(…), such as ClipSpec(16)")
     index, manifest = reader.contents.index, reader.contents.manifest
     fps = index.fps[index.fps > 0]
     external_bytes = sum(int(group.external.sum(dtype=np.uint64)) for group in index.groups)

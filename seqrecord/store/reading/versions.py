@@ -148,7 +148,9 @@ def read_version(storage: Storage, commit: str) -> Manifest:
 
     Raises `NotFoundError` if it is not there, and `FormatError` if it is damaged.
     """
-    path = version_path(commit) if ID.fullmatch(commit) else None
+    argument: object = commit
+    is_id = isinstance(argument, str) and ID.fullmatch(argument)
+    path = version_path(commit) if is_id else None
     if path is None:
         raise NotFoundError("invalid version id", file=storage.url)
     data, _ = storage.read_whole(path, MAX_MANIFEST_BYTES)

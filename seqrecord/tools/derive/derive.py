@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import filterfalse
 from os import PathLike
 from typing import Any, cast
@@ -18,6 +19,7 @@ from seqrecord.formats.converting.convert_jobs import Meter
 from seqrecord.formats.converting.dictionary_copies import discard_texts, recover_texts
 from seqrecord.loader.clips.sample_tables import column_names
 from seqrecord.loader.clips.segments import Segments
+from seqrecord.loader.frames.trials import check_signature
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.store.format.edits import Relabel
@@ -32,7 +34,7 @@ from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import Progress, check_integer
+from seqrecord.store.units import Progress, check, check_integer, check_names
 from seqrecord.store.writing.destination import RESUME
 from seqrecord.store.writing.stored_schema import Codecs
 from seqrecord.tools.derive.column_update import ColumnUpdate, StoredResults
@@ -146,8 +148,11 @@ def derive(
         seqrecord.derive("records/", brightness, "brightness/", features=["image"], batch_size=8)
         dataset = seqrecord.open("records/", join=["brightness/"])
     """
+    check("function", function, callable(function), "a function of a batch")
     settings = Settings.of(function, version, arguments, keep, clips)
     options, single = _options(features, keep, batch_size, device, clips)
+    called = partial(function, **arguments) if arguments else function
+    check_signature("the function of derive", called, "batch")
     of_texts = text_sources(per_text, version)
     place = _Place(destination, storage_options)
     with opened(dataset) as source_dataset:
@@ -222,7 +227,7 @@ def _naming_remedy() -> Iterator[None]:
     try:
         yield
     except SchemaError as error:  # for example of an interrupted call that kept others
-        error.message += "; derive into another folder"
+        error.message += "; if the destination has other features, derive into another folder"
         raise
     except SeqRecordError as error:
         error.message = error.message.replace(RESUME, "call derive again, which continues")
@@ -359,11 +364,15 @@ def _options(
     """Return the options of the loader for all inputs, and the features of a single frame."""
     if isinstance(features, str) or not features:
         raise ClipError("features are not names", expected="a list of names", got=repr_of(features))
+    check_names("keep", keep)
     if twice := sorted({*features} & {*keep}):
         raise ClipError("a feature is an input and kept", feature=twice[0], expected="one of both")
     known = {f.name for f in fields(LoaderOptions)} - _FIXED.keys()
     for name in filterfalse(known.__contains__, clips):
-        raise ClipError(f"derive has no argument {name}", expected="an argument that chooses clips")
+        expected = "an argument of SeqRecordPipe that chooses or prepares clips: " + ", ".join(
+            sorted(known - _USUAL.keys())
+        )
+        raise ClipError(f"derive has no argument {name}", expected=expected, got=name)
     if not isinstance(batch_size, Budget):
         batch_size = check_integer("batch_size", batch_size, least=1)
     per_frame = is_per_frame(clips)

@@ -42,7 +42,7 @@ from seqrecord.store.storage.base import Storage, worth_rereading
 from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.storage.ranges import ByteRange
 from seqrecord.store.text import counted, first_of
-from seqrecord.store.units import Progress, parse_size
+from seqrecord.store.units import Progress, check, check_integer, is_number, parse_size
 from seqrecord.store.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.store.writing.committing import (
     Base,
@@ -117,7 +117,7 @@ def rewrite_files(
         progress: called from this thread.
         storage_options: for the filesystem that serves a URL.
 
-    Raises `NotFoundError` if there is no dataset, `ChecksumError` for a damaged page, `ValueError`
+    Raises `NotFoundError` if there is no dataset, `ChecksumError` for a damaged page, `ClipError`
     for an invalid share or size, and `ConflictError` if another writer commits meanwhile. Earlier
     commits of the call are kept.
 
@@ -127,8 +127,8 @@ def rewrite_files(
         report = edit.rewrite_files("records/", dry_run=True)
         print(report.freed_bytes, "bytes in", len(report.rewritten), "files")
     """
-    if not 0 < min_unused <= 1:
-        raise ValueError(f"min_unused must be above 0 and at most 1, not {min_unused}")
+    is_share = is_number(min_unused) and 0 < min_unused <= 1
+    check("min_unused", min_unused, is_share, "a share above 0 and at most 1")
     file_bytes, commit_limit = check_sizes(None, max_file_size), parse_size(commit_bytes)
     with closing(open_storage(location, storage_options)) as storage:
         with naming_originals(storage):
@@ -348,17 +348,17 @@ def clean(
         dry_run: remove nothing.
         storage_options: for the filesystem that serves a URL.
 
-    Raises `ValueError` for an invalid `keep_versions`, `NotFoundError` if there is no dataset,
-    `ConflictError` if a writer commits at this moment, and `CommitUnknownError` if the outcome of
-    the commit is unknown; then nothing is removed.
+    Raises `ClipError` for an invalid `keep_versions` or `older_than`, `NotFoundError` if there is
+    no dataset, `ConflictError` if a writer commits at this moment, and `CommitUnknownError` if the
+    outcome of the commit is unknown; then nothing is removed.
 
     Example:
         from seqrecord import edit
 
         print(edit.clean("records/", older_than=24 * 3600, dry_run=True))
     """
-    if not 0 <= keep_versions <= KEPT_VERSIONS:
-        raise ValueError(f"keep_versions must be from 0 to {KEPT_VERSIONS}, not {keep_versions}")
+    check("older_than", older_than, is_number(older_than), "a number of seconds")
+    check_integer("keep_versions", keep_versions, least=0, most=KEPT_VERSIONS)
     with closing(open_storage(location, storage_options)) as storage:
         with naming_originals(storage):
             base, manifest = read_dataset(storage)

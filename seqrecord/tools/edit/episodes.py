@@ -30,7 +30,7 @@ from seqrecord.store.reading.metadata import read_edits, read_footer, record_siz
 from seqrecord.store.schema import Schema
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.text import counted, repr_of
-from seqrecord.store.units import check_seed
+from seqrecord.store.units import check, check_seed
 from seqrecord.store.writing.committing import Base, loose_files, recorded
 from seqrecord.store.writing.edit_files import check_split_name, split_edits
 from seqrecord.tools.edit.changes import Change, EditedDataset, edit_dataset, open_for_edit
@@ -153,6 +153,8 @@ def set_metadata(
 
         edit.set_metadata("records/", None, {"site": "lab", "comment": None})
     """
+    expected = 'a dict, such as {"site": "lab"}'
+    check("entries", entries, isinstance(entries, Mapping), expected)
 
     def make(dataset: EditedDataset) -> Change:
         for name, spec in dataset.manifest.schema.active.items():

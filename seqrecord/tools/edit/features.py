@@ -37,6 +37,7 @@ from seqrecord.store.schema import MAX_FEATURES, MAX_GROUPS, Block, FeatureSpec,
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.statistics.collecting import StatisticsCollector
 from seqrecord.store.text import shown_place
+from seqrecord.store.units import are_names, check
 from seqrecord.store.writing.committing import new_writer_id, recorded
 from seqrecord.store.writing.rates import irregular_notes
 from seqrecord.store.writing.record_file import RecordFileWriter
@@ -112,6 +113,8 @@ def add_feature(
         edit.add_feature("records/", "step", lambda episode: np.arange(len(episode)), kind="state")
     """
     size = check_sizes(None, max_file_size)
+    expected = "a function of an episode, such as lambda episode: values[episode.key]"
+    check("values", values, callable(values), expected)
     with open_for_edit(location, storage_options, if_version) as dataset:
         storage, manifest = dataset.storage, dataset.manifest
         if name in manifest.schema.active and not overwrite:
@@ -178,7 +181,9 @@ def drop_features(
     with open_for_edit(location, storage_options, if_version) as dataset:
         old_schema = dataset.manifest.schema
         dropped_features = old_schema.select(
-            [names] if isinstance(names, str) else list(dict.fromkeys(names))
+            [names]
+            if isinstance(names, str)
+            else list(dict.fromkeys(check("names", names, are_names(names), "names of features")))
         )
         if len(dropped_features) == len(old_schema.active):
             raise SchemaError(
@@ -524,7 +529,9 @@ def _append_empty(files: RecordFileWriter, count: int) -> None:
 def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> FeatureSpec:
     """Specification inferred from the first value of all; later values are not read."""
     for episode in episodes.values():
-        for value in islice(values(episode), len(episode)):
+        episode_values = values(episode)
+        _check_length(episode, episode_values, name)
+        for value in islice(episode_values, len(episode)):
             if value is not None:
                 return infer_schema([{name: value}])[name]
     raise SchemaError("no frame has a value of the feature", feature=name)
@@ -567,8 +574,9 @@ def _blocks_of(episode: Episode, name: str, values: Values) -> Iterator[Block]:
 
 
 def _check_length(episode: Episode, values: Any, name: str) -> None:
-    if getattr(values, "shape", None) == ():
-        raise _wrong_length(episode, "one value", name)
+    if getattr(values, "shape", None) == () or not hasattr(values, "__iter__"):
+        got = "None" if values is None else "one value"
+        raise _wrong_length(episode, got, name)
     if hasattr(values, "__len__") and len(values) != len(episode):
         raise _wrong_length(episode, len(values), name)
 

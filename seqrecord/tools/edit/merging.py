@@ -22,7 +22,7 @@ from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import StorageLike, open_storage
 from seqrecord.store.storage.url import parse_location
 from seqrecord.store.text import codec_text, counted, first_of
-from seqrecord.store.units import Progress
+from seqrecord.store.units import Progress, check, check_names
 from seqrecord.store.writing.destination import Destination, WriteMode
 from seqrecord.store.writing.stored_schema import has_same_pages, loses_data, stored_schema
 from seqrecord.tools.edit.changes import naming_originals
@@ -95,6 +95,11 @@ def merge_datasets(
         report = edit.merge_datasets(["records/", "more-records/"], "merged/")
         print(report.num_episodes, "episodes")
     """
+    argument: object = sources
+    is_list = isinstance(argument, Sequence) and not isinstance(argument, str)
+    check("sources", sources, is_list, 'a list of datasets, such as ["a/", "b/"]')
+    check_names("prefixes", prefixes)
+    check_names("features", features)
     *locations, opening = _with_options([*sources, destination], storage_options)
     with ExitStack() as stack:
         target = open_storage(*opening)
