@@ -138,6 +138,7 @@ DIFFERENCES = [
     ("script", "", "def f(): sampler.rewind", "got: attribute of the order: rewind", "1 mix"),
     ("script", "train():", "train():\n    print()", "got: source of train: [0-9a-f]{16}$", "1 mix"),
     ("factory", "make_dataset(cfg): ...", "make_dataset(cfg): id", "source of make_dataset", "mix"),
+    ("script", "", "submit_to_hf = 3", "got: signature of submit_to_hf: of type int", "all"),
     ("reader", "return idx", "return idx + 1", "got: source of DatasetReader: [0-9a-f]{16}", "all"),
     ("reader", "DatasetReader", "Reader", "got: source of DatasetReader: None", "all"),
     ("reader", "return idx", "'Docs.'\n        return (idx)  # why", "", ""),

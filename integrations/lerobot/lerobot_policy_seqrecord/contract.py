@@ -188,7 +188,10 @@ def _signature(owner: Any, name: str) -> str | None:
     value = getattr(owner, name, None)
     if value is None:
         return None
-    signature = inspect.signature(value)
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # no function, or one without a signature
+        return f"of type {type(value).__name__}"
     empty = inspect.Parameter.empty
     plain = [one.replace(annotation=empty) for one in signature.parameters.values()]
     return str(signature.replace(parameters=plain, return_annotation=empty))
