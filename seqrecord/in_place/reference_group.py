@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import FrameError, SourceError
+from seqrecord.in_place.limits import check_size
 from seqrecord.in_place.references import checksum_of_files, parts_of
 from seqrecord.store.format.references import MAX_NAMES, FrameReference
 from seqrecord.store.schema import Schema
@@ -78,6 +79,14 @@ class ReferenceGroup(ChunkGroup):
     def _reference(self, paths: Sequence[Path]) -> FrameReference:
         folder = str(paths[0].parent)
         sizes, parts = parts_of(folder, [path.name for path in paths])
+        largest = max(range(len(sizes)), key=sizes.__getitem__)
+        check_size(
+            "file of a frame read in place",
+            sizes[largest],
+            MAX_REFERENCED_BYTES,
+            file=str(paths[largest]),
+            feature=self._name,
+        )
         if (place := self._externals.get(folder)) is None:
             raise SourceError("frame in a file that the source does not list", file=str(paths[0]))
         reference = FrameReference.of_files(place, sizes, parts)

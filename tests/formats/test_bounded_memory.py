@@ -11,16 +11,23 @@ import re
 import resource
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import seqrecord
+from seqrecord import open_source
 from seqrecord.errors import SourceError
+from seqrecord.formats.sources.common.images import image_header, read_image
 from seqrecord.formats.sources.common.tables import read_rows, text_lines
+from seqrecord.in_place import reference_group
 from seqrecord.in_place.files import MAX_LINE_BYTES, stored_from
 from seqrecord.sources import inventory_of
 from tests.formats.all_cases import CASES, made
-from tests.formats.cases import Case
+from tests.formats.cases import Case, index_source
+from tests.kit.datasets import encoded
 from tests.kit.processes import in_fork
 from tests.kit.source_faults import read_all
 
@@ -34,12 +41,13 @@ _WHOLE = {  # values without a structure, which are read whole up to the limit o
     "zarr 3": r".*/[\d.]+",
 }
 
-SPARSE: dict[str, tuple[bool, int]] = {  # whether the file's bytes come first, and its size
-    "1 GiB of zeros": (False, 1 << 30),
-    "40 GiB of zeros": (False, 40 << 30),
-    "1 GiB behind its end": (True, 1 << 30),
-    "40 GiB behind its end": (True, 40 << 30),
-    "an endless device": (False, 0),
+SPARSE: dict[str, tuple[int | None, int]] = {  # how many of the file's bytes come first; its size
+    "1 GiB of zeros": (0, 1 << 30),
+    "40 GiB of zeros": (0, 40 << 30),
+    "40 GiB behind its first bytes": (64, 40 << 30),
+    "1 GiB behind its end": (None, 1 << 30),
+    "40 GiB behind its end": (None, 40 << 30),
+    "an endless device": (0, 0),
 }
 
 
@@ -53,8 +61,8 @@ def kinds_of_files(root: Path) -> list[Path]:
 
 
 def replace_bytes(path: Path, kind: str) -> None:
-    is_kept, size = SPARSE[kind]
-    data = path.read_bytes() if is_kept else b""
+    kept_bytes, size = SPARSE[kind]
+    data = path.read_bytes()[:kept_bytes]
     path.unlink()
     if not size:
         path.symlink_to("/dev/zero")
@@ -108,6 +116,60 @@ def test_files_without_structure(tmp_path: Path, name: str) -> None:
         for case, (memory, seconds) in took.items()
         if memory > _MOST_MEMORY or seconds > _MOST_SECONDS
     } == {}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+@pytest.mark.parametrize("kind", ["webp", "jpeg", "png", "bmp", "tiff"])
+@pytest.mark.parametrize("kept_bytes", [16, 64, None])
+def test_zeros_behind_the_head_of_an_image(
+    tmp_path: Path, kind: str, kept_bytes: int | None
+) -> None:
+    path = tmp_path / "a" / "rgb" / f"0.{kind}"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(encoded(np.zeros((40, 50, 3), np.uint8), kind=kind)[:kept_bytes])
+    os.truncate(path, 1 << 30 if kind == "webp" else 40 << 30)  # 40 GiB are refused by RLIMIT_AS
+    case = replace(CASES["folders"], options={"format": "folders"})
+    memory, seconds = in_fork(lambda: read(case, tmp_path))
+    assert memory <= _MOST_MEMORY
+    assert seconds <= _MOST_SECONDS
+
+
+def test_an_image_after_junk_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "0.jpg"
+    data = encoded(np.zeros((8, 8, 3), np.uint8), kind="jpeg")
+    head, rest = data[:20], data[20:]  # the head has the segment of JFIF
+    path.write_bytes(head + b"\xff" * 9 + b"\0" * 9 + rest)  # as cameras pad segments
+    assert image_header(path).shape == (8, 8, 3)
+    path.write_bytes(head + b"\0" * 70_000 + rest)
+    with pytest.raises(SourceError, match="junk in the header of the JPEG"):
+        image_header(path)
+
+
+def test_large_files_of_frames_in_place_cost_their_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference_group, "MAX_REFERENCED_BYTES", 1 << 20)
+    for key in "ab":
+        (tmp_path / "o" / key / "depth").mkdir(parents=True)
+        for number in range(3):
+            np.save(tmp_path / "o" / key / "depth" / f"{number}.npy", np.zeros((40, 50), "f4"))
+    os.truncate(tmp_path / "o/a/depth/1.npy", 2 << 20)
+    source = open_source(tmp_path / "o")
+    with pytest.raises(SourceError, match="file of a frame read in place too large") as caught:
+        index_source(source, tmp_path / "r", workers=1)
+    assert (caught.value.episode, caught.value.file) == ("a", str(tmp_path / "o/a/depth/1.npy"))
+    index_source(source, tmp_path / "r", workers=1, skip_bad_episodes=True)
+    assert [*seqrecord.open(tmp_path / "r").episodes] == ["b"]
+
+
+def test_large_arrays_are_compared_with_their_headers_first(tmp_path: Path) -> None:
+    path = tmp_path / "0.npy"
+    with path.open("wb") as file:
+        file.truncate(1 << 29)
+    began = peak()
+    with pytest.raises(SourceError, match="invalid or unsupported npy file"):
+        read_image(path)
+    assert peak() - began < 100
 
 
 def test_a_line_without_an_end_is_refused(tmp_path: Path) -> None:

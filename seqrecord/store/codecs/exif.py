@@ -125,7 +125,9 @@ def _pictures_of_mpo(data: bytes) -> int:
 def _exif_behind_pixels(file: BinaryIO) -> bytes:
     """EXIF data of a PNG, wherever its chunk is."""
     file.seek(8)
-    while len(head := file.read(8)) == 8 and head[4:] != b"IEND":
+    # names of chunks are letters: zeros after a cut PNG, as a full disk leaves them, would be a
+    # chunk for each 12 bytes
+    while len(head := file.read(8)) == 8 and head[4:].isalpha() and head[4:] != b"IEND":
         length = int.from_bytes(head[:4], "big")
         if head[4:] == b"eXIf":
             return file.read(min(length, 1 << 16))

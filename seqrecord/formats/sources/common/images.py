@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import MissingPackageError, SourceError, located
+from seqrecord.formats.sources.common.array_files import array_header
 from seqrecord.formats.sources.common.netpbm import (
     NETPBM,
     NETPBM_HEADER_BYTES,
@@ -102,6 +103,8 @@ _TIFF_IS_PREMULTIPLIED = 1  # an extra channel, alpha that the colours contain
 _TIFF_HAS_PLANES = 2  # a plane for each channel
 _TIFF_BIG_ENDIAN = b"MM"
 _TIFF_KINDS = {1: "u", 2: "i", 3: "f"}
+_JPEG_ENDS = (b"\xff\xda", b"\xff\xd9")  # of the header, and of the image
+_MAX_JUNK = 1 << 16  # bytes; cameras pad segments by a few
 _PNG_COLOURS = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
 _DTYPES: dict[str, type[Any]] = {"1": np.bool_}  # of Pillow's modes; others are uint8
 _CHANNELS: dict[str, tuple[int, ...]] = {
@@ -129,17 +132,23 @@ def image_header(path: Path) -> ImageHeader:
 
 
 def read_image(path: Path) -> bytes:
-    """Read a file of a frame. Raises `SourceError` for an image much larger than its pixels."""
+    """Read a file of a frame.
+
+    Raises `SourceError` for an image much larger than its pixels, and for a large npy file that
+    differs from its header.
+    """
     try:
         size = size_of(path)
     except OSError as error:
         raise unreadable(path, error) from error
-    if (
-        size > _FREE_BYTES and path.suffix.lower() in IMAGE_ENDINGS
-    ):  # the header first: the file may be anything
-        header = image_header(path)
-        limit = _FREE_BYTES + 2 * header.dtype.itemsize * math.prod(header.shape)
-        check_size("image file", size, limit, file=str(path))
+    if size > _FREE_BYTES:  # the header first: the file may be anything
+        ending = path.suffix.lower()
+        if ending in IMAGE_ENDINGS:
+            header = image_header(path)
+            limit = _FREE_BYTES + 2 * header.dtype.itemsize * math.prod(header.shape)
+            check_size("image file", size, limit, file=str(path))
+        elif ending == ".npy":
+            array_header(path)
     return read_bytes(path)
 
 
@@ -336,6 +345,13 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
         header = netpbm_header(stream.read(NETPBM_HEADER_BYTES))[0]
         check_image_size(header.shape[:2], itemsize=8)
         return header, None
+    if format_ == "jpeg":
+        _check_segments(stream)
+    elif format_ == "webp":  # Pillow reads the whole file for its header
+        declared = int.from_bytes(head[4:8], "little")  # of RIFF, without the first 8 bytes
+        limit = min(declared + _FREE_BYTES, MAX_FRAME_BYTES)
+        check_size("image file", stream.seek(0, io.SEEK_END), limit)
+        stream.seek(0)
     try:
         image = Image.open(stream, formats=(format_.upper(),))
     except UnidentifiedImageError as error:
@@ -380,6 +396,25 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
     orientation = orientation_of(image, stream)
     palette = "" if mode != "P" else "RGBA" if "transparency" in image.info else "RGB"
     return ImageHeader(format_, mode, dtype, shape, orientation, needs_imagecodecs, palette), image
+
+
+def _check_segments(stream: BinaryIO) -> None:
+    """Raise `SourceError` for a JPEG with much junk among its segments; rewinds `stream`.
+
+    Pillow searches junk for the next segment byte by byte, which takes hours in the zeros of a cut
+    or sparse file.
+    """
+    stream.seek(2)
+    junk = 0
+    while len(marker := stream.read(2)) == 2 and marker not in _JPEG_ENDS:
+        if marker[0] == 0xFF and marker[1] not in (0, 0xFF):
+            length = int.from_bytes(stream.read(2), "big")
+            stream.seek(max(length - 2, 0), io.SEEK_CUR)
+            continue
+        stream.seek(-1, io.SEEK_CUR)
+        junk += 1
+        check_size("junk in the header of the JPEG", junk, _MAX_JUNK)
+    stream.seek(0)
 
 
 def _tiff_dtype(image: Any) -> np.dtype[Any]:
