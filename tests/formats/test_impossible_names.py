@@ -1,10 +1,11 @@
-"""Names in the lists of originals under which no file system has a file.
+"""Names in the lists of originals under which no file system has a file, and names of no files.
 
 They cost the episode that lists them, not the conversion: packed and read in place.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -36,9 +37,11 @@ LISTS = [
 ]
 NAMES: dict[str, Callable[[str], str]] = {
     "a long folder": lambda name: f"{'x' * 300}/{name}",
+    "a folder": lambda _: "folder",
     "a long name": lambda name: "x" * 300 + Path(name).suffix,
     "a long path": lambda name: "y/" * 3000 + name,
     "a file as folder": lambda name: f"list/{name}",
+    "a pipe": lambda _: "pipe",
     "a missing folder": lambda name: f"missing/{name}",
     "a null byte": lambda name: f"\0{name}",
     "a backslash": lambda name: f"a\\{name}",
@@ -59,6 +62,8 @@ def test_a_listed_name_costs_its_episode(tmp_path: Path, listed: Listed, kind: s
     path = root / listed.file
     for folder in filter(Path.is_dir, (path.parent, path.parent / "data")):
         (folder / "list").write_text("a file")
+        (folder / "folder").mkdir()
+        os.mkfifo(folder / "pipe")
     name = re.search(listed.name, data := path.read_bytes())
     assert name is not None
     other = NAMES[kind](name[0].decode())

@@ -123,7 +123,7 @@ class LocalStorage:
                     raise NotFoundError(problem, file=self._url_of(path)) from error
                 raise
             if not stat.S_ISREG(status.st_mode):
-                raise StorageError("not a regular file", file=self._url_of(path))
+                raise LocationError("not a regular file", file=self._url_of(path))
             return target, status
 
     def read_ranges(

@@ -167,7 +167,7 @@ def identities_of(
                     identities[path] = entry.size, entry.identity
 
     def look(path: str) -> tuple[int, str | None] | None:
-        with suppress(NotFoundError):
+        with suppress(NotFoundError, LocationError):  # the last: a folder or a pipe
             return identity_of(storage, path)
         return None
 

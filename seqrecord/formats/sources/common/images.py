@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}
 """Format of images that can be kept encoded, by file name ending in lower case."""
 
+_REFERABLE = {"png", "jpeg", "npy"}
+
 DECODED_FORMATS = {
     **dict.fromkeys((".pbm", ".pgm", ".ppm", ".pnm"), NETPBM),
     **dict.fromkeys((".tif", ".tiff"), "tiff"),
@@ -153,13 +155,17 @@ def read_image(path: Path) -> bytes:
 
 
 def referable_codec(
-    data: bytes, endings: Collection[str], path: Path, exif: str | None
+    path: Path, endings: Collection[str], exif: str | None
 ) -> tuple[CodecConfig, ...]:
-    """Return the codec for referenced files like `data`, whose names have these endings.
+    """Return the codec for referenced files like that at `path`, whose names have these endings.
 
     Empty if no codec decodes them, and for arrays below 4 KiB. Each file is checked when it is
     read. Raises `SourceError` for an image with an EXIF orientation unless `exif` is `ignore`.
     """
+    formats = {IMAGE_FORMATS.get(ending, ending[1:]) for ending in endings}
+    if not formats <= _REFERABLE:
+        return ()
+    data = read_image(path)
     try:
         header = probe(data)
         if exif != "ignore":
@@ -171,7 +177,6 @@ def referable_codec(
     data_format = header.format
     if data_format == "npy" and len(data) < _MIN_ARRAY_BYTES:
         return ()
-    formats = {IMAGE_FORMATS.get(ending, ending[1:]) for ending in endings}
     if formats == {data_format}:
         return (kept_config(data_format, exif),)
     return (kept_config("any", exif),) if formats == {"png", "jpeg"} else ()

@@ -103,7 +103,7 @@ class Images:
         meaning, path, exif = {"kind": self.kind, "unit": self.unit}, path_of(item), source.exif
         if isinstance(item, DecodedFile):
             return feature_spec(name, np.dtype(item.dtype), item.shape(), path, **meaning)
-        codec = referable_codec(read_image(path), endings, path, exif) if source.in_place else ()
+        codec = referable_codec(path, endings, exif) if source.in_place else ()
         if path.suffix.lower() not in IMAGE_ENDINGS:
             array = array_header(path)
             dtype, shape = array.dtype, array.shape

@@ -21,7 +21,6 @@ from seqrecord.formats.sources.common.images import (
     image_header,
     load_imagecodecs,
     passthrough_codec,
-    read_image,
     referable_codec,
 )
 from seqrecord.formats.sources.common.orientation import shape_of
@@ -362,7 +361,7 @@ class FolderSource(NumberedFrames, ScannedInPlace):
         """Return the codec that keeps images like the one at `path`, if it shall and can."""
         endings = folder.files.endings
         if self.in_place:
-            return referable_codec(read_image(path), endings, path, self.exif)
+            return referable_codec(path, endings, self.exif)
         if self.keep_encoded and endings <= IMAGE_ENDINGS:
             return passthrough_codec(image_header(path), endings, exif=self.exif)
         return _DECODED
