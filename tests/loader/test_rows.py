@@ -253,6 +253,15 @@ def test_batches_that_there_are_not(path: Path) -> None:
             loader.rows(**named)
 
 
+def test_a_finished_epoch_has_no_rest_for_other_ranks(path: Path) -> None:
+    pipe = SeqRecordPipe(path, batch_size=4, **CLIP)
+    assert [*pipe]
+    with pytest.raises(
+        seqrecord.StateError, match=r"expected: none, as nothing is left, on rank 1"
+    ):
+        pipe.rows(0, 2, rank=(1, 4))
+
+
 @pytest.mark.parametrize(
     "rank", [(0,), (0, "2"), (0, 1, 2), ("0", 1), (0, 0), (0, 1 << 31), "0", 0.5, True, [0, 1]]
 )

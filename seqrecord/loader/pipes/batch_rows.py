@@ -80,10 +80,10 @@ def rows_of_batch(
     lengths = [plan.num_batches for plan in plans]
     num_batches = sum(-(-length // size) for length in lengths)
     if which.batch >= num_batches:
+        batches = f"0 to {num_batches - 1}" if num_batches else "none, as nothing is left,"
         raise StateError(
             "the epoch, or its segment, has no such batch",
-            expected=f"0 to {num_batches - 1} on rank {rank.index} of {rank.count} with "
-            f"{team.workers} workers",
+            expected=f"{batches} on rank {rank.index} of {rank.count} with {team.workers} workers",
             got=which.batch,
         )
     starts, stops = (items_of_workers(lengths, which.batch + i, size) for i in (0, 1))
