@@ -310,7 +310,10 @@ class Schema(dict[str, FeatureSpec]):
         argument: object = names
         is_list = isinstance(argument, Collection) and getattr(argument, "ndim", 1) > 0
         if not is_list or isinstance(argument, str) or not all(isinstance(n, str) for n in names):
-            raise SchemaError("not a list of features' names", got=repr_of(argument))
+            expected = f"a list such as {[argument]}" if isinstance(argument, str) else None
+            raise SchemaError(
+                "not a list of features' names", expected=expected, got=repr_of(argument)
+            )
         if unknown_names := [name for name in names if name not in active]:
             expected = f"some of {', '.join(active)}"
             raise SchemaError("no such feature", expected=expected, got=", ".join(unknown_names))

@@ -302,6 +302,7 @@ def test_functions_with_other_arguments(path: Path, tmp_path: Path) -> None:
         (lambda: budget(9, lambda: 3), r"\(columns\)"),
         (lambda: derive(function=lambda: None), r"\(batch\)"),
         (lambda: derive(function=lambda batch, scale: {}), r"\(batch\)"),
+        (lambda: derive(function=dict, per_text={"note": lambda: 0}), r"\(text\)"),
     ]
     for call, expected in calls:
         with pytest.raises(ClipError, match=f"cannot be called with .*a function of {expected}"):
@@ -330,6 +331,8 @@ def test_other_values_than_numbers_specs_and_tables(path: Path) -> None:
     crop: Any = seqrecord.RandomCrop
     with pytest.raises(TypeError, match=r"^Crop\.__init__"):
         crop(3, 3)
+    with pytest.raises(SchemaError, match=r"expected: a list such as \['image'\]; got: 'image'"):
+        seqrecord.open(path, features="image")
     with pytest.raises(ClipError, match="samples is not a table") as caught:
         SeqRecordPipe(path, clip_len=3, samples="absent.parquet")
     assert str(caught.value).count("expected: ") == 1

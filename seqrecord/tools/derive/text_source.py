@@ -15,6 +15,7 @@ from seqrecord.errors import ClipError, NotFoundError, SourceError
 from seqrecord.formats.converting.convert import convert
 from seqrecord.formats.converting.convert_jobs import Workers
 from seqrecord.loader.frames.array_specs import add_place
+from seqrecord.loader.frames.trials import check_signature
 from seqrecord.store.format.manifest import Dictionary
 from seqrecord.store.format.text_keys import FEATURE, TEXT, key_of_text
 from seqrecord.store.originals.inventory import Account
@@ -156,6 +157,7 @@ def text_sources(per_text: Mapping[str, TextFunction] | None, version: str) -> l
             got=repr_of(per_text, 100),
         )
     for text, function in functions.items():
+        check_signature(f"the function of per_text for {text!r}", function, "text")
         entry = {"function": function_name(function), "version": version}
         sources.append(TextSource(Dictionary(text + SUFFIX, text), function, (), entry))
     return sources
