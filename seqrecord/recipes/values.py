@@ -23,9 +23,8 @@ from seqrecord.store.text import repr_of
 _STEPS: dict[str, Callable[..., Any]] = {"DepthToMeters": DepthToMeters} | {
     name: step
     for name, step in vars(transforms).items()
-    if not name.startswith("_") and isinstance(step, type) and issubclass(step, CropStep)
+    if isinstance(step, type) and issubclass(step, CropStep) and not inspect.isabstract(step)
 }
-_STEPS.pop("CropStep")  # their base class
 
 _WINDOWS: dict[str, Any] = {"at": At, "latest": Latest, "next": Next, "seconds": Seconds}
 """Classes by the key that has their first argument."""
@@ -38,10 +37,12 @@ def python_value(key: str, value: Any) -> Any:
 
 
 def check_keys(problem: str, names: Collection[str], valid_names: Collection[str]) -> None:
-    """Raise `ClipError` for an unknown name, with the closest known one."""
+    """Raise `ClipError` for an unknown name, with the known one that is a letter or two away, or
+    with all; `repeat` for path would mislead.
+    """
     for name in sorted(names):
         if name not in valid_names:
-            near = difflib.get_close_matches(name, valid_names, 1, cutoff=0.5)
+            near = difflib.get_close_matches(name, valid_names, 1, cutoff=0.75)
             expected = near[0] if near else ", ".join(sorted(valid_names))
             raise ClipError(problem, expected=expected, got=repr_of(name, 50))
 

@@ -363,6 +363,7 @@ FAULTY = [
     ("sources: {a: 3}", "line 1, source 'a': a source is not a mapping"),
     ("sources: {a: {weight: 3}}", "source 'a': the source has no location"),
     ("sources: {a: {location: 3}}", "line 1, source 'a': location is not a text"),
+    ("sources:\n a: {path: a}", "line 2, source 'a': .*unknown key.*expected: camera, choose"),
     ("sources:\n a: {locaton: a}", "line 2, source 'a': .*unknown key.*expected: location"),
     (A.replace("a}", "a, batch_size: 2}"), "source 'a': batch_size is a key of the mix"),
     (A.replace("a}", "a, frame_transform: f}"), "frame_transform needs a function"),
