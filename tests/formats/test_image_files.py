@@ -25,6 +25,11 @@ from PIL import Image
 import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import MissingPackageError, SourceError
+from seqrecord.formats.sources.common.array_files import (
+    array_header,
+    decode_array,
+    read_array,
+)
 from seqrecord.sources import FolderSource
 from tests.formats.cases import index_source
 from tests.formats.format_cases.sequences import write_euroc, write_kitti, write_tum
@@ -490,3 +495,13 @@ def test_an_index_of_images_of_several_sizes_is_refused_with_the_reason(tmp_path
         index_source(source, tmp_path / "index")
     assert caught.value.feature == "image"
     assert caught.value.got == "image: uint8 [?, 7, 3]"
+
+
+@pytest.mark.parametrize(("descr", "shape"), [("|S0", "(9,)"), ("<U0", "(5,)"), ("<f4", "(True,)")])
+def test_npy_headers_of_no_values(tmp_path: Path, descr: str, shape: str) -> None:
+    header = f"{{'descr':'{descr}','fortran_order':False,'shape':{shape}}}\n".encode()
+    path = tmp_path / "0.npy"
+    path.write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + b"\0" * 4)
+    for read in (array_header, read_array, lambda path: decode_array(path.read_bytes(), path)):
+        with pytest.raises(SourceError, match=r"invalid or unsupported npy file; .*shape \("):
+            read(path)

@@ -21,6 +21,7 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.formats.converting.convert_jobs import KEPT_COST, frame_cost
+from seqrecord.in_place.boundary import UnexpectedError
 from seqrecord.sources import DepthScale, LeftOut, Source, inventory_of
 from tests.formats.format_cases.lerobot import CASES, row_frames
 from tests.kit.bags import png
@@ -227,6 +228,31 @@ BROKEN: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
                             t["episode_index"].cast(pa.string())),
      "invalid column episode_index; .*one number per row; .*string"),
 ]  # fmt: skip
+
+
+def nanoseconds(name: str) -> Callable[[pa.Table], pa.Table]:
+    """A column of times that `datetime` cannot represent."""
+    return lambda t: t.set_column(
+        t.column_names.index(name), name, pa.array([1] * len(t), pa.duration("ns"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda t: t.append_column("action", t["action"]), "duplicate column .*got: action"),
+        (nanoseconds("observation.image"), "no form in Python; .*observation.image; .*Nanosec"),
+    ],
+)
+def test_columns_that_no_recorder_writes(
+    tmp_path: Path, change: Callable[[pa.Table], pa.Table], match: str
+) -> None:
+    root = unpack(tmp_path)
+    rewrite(root / ROWS, change)
+    with pytest.raises(SourceError, match=match) as caught:
+        frames_of(open_source(root), 0)
+    assert not isinstance(caught.value, UnexpectedError)
+    assert caught.value.file == str(root / ROWS)
 
 
 def test_broken_rows(tmp_path: Path) -> None:

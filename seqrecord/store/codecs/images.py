@@ -253,6 +253,9 @@ def npy_header(stream: BinaryIO) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
         raise
     except Exception as error:  # usually ValueError, but NumPy parses Python literals
         raise ValueError(str(error)) from error
+    # NumPy accepts these in a header, and fails at them later.
+    if not dtype.itemsize or any(isinstance(length, bool) for length in shape):
+        raise ValueError(f"values of {dtype.itemsize} bytes, shape {shape}"[:200])
     return dtype, shape, fortran_order
 
 

@@ -29,6 +29,10 @@ class ParquetTable:
             raise unreadable(path, error) from error
         except (pa.ArrowException, ValueError) as error:
             raise _parquet_error("not a Parquet file", path, error) from error
+        names = self.names
+        if len({*names}) < len(names):
+            name = next(name for name in names if names.count(name) > 1)
+            raise SourceError("duplicate column in the Parquet file", file=str(path), got=name)
 
     @property
     def names(self) -> list[str]:
@@ -134,12 +138,21 @@ class ParquetTable:
 
 
 def python_values(values: pa.RecordBatch | pa.Array) -> list[Any]:
-    """Convert to Python values. Raises `SourceError` for invalid UTF-8."""
+    """Convert to Python values.
+
+    Raises `SourceError` for invalid UTF-8 and for times that `datetime` cannot represent.
+    """
     try:
         objects: list[Any] = values.to_pylist()
         return objects
     except UnicodeDecodeError as error:
         raise SourceError("text is not UTF-8", got=repr(error.object[:80])) from error
+    except (ValueError, OverflowError) as error:  # times below a microsecond, or far away
+        raise SourceError(
+            "the values have no form in Python",
+            expected="numbers, texts, or times in microseconds of the years 1 to 9999",
+            got=f"{getattr(values, 'type', 'rows')}: {error}"[:200],
+        ) from error
 
 
 def _parquet_error(message: str, path: Path, error: Exception) -> SourceError:
