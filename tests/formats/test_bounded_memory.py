@@ -22,9 +22,9 @@ from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.formats.sources.common.images import image_header, read_image
 from seqrecord.formats.sources.common.tables import read_rows, text_lines
-from seqrecord.in_place import reference_group
 from seqrecord.in_place.files import MAX_LINE_BYTES, stored_from
 from seqrecord.sources import inventory_of
+from seqrecord.store.writing.chunking import MAX_REFERENCED_BYTES
 from tests.formats.all_cases import CASES, made
 from tests.formats.cases import Case, index_source
 from tests.kit.datasets import encoded
@@ -145,15 +145,12 @@ def test_an_image_after_junk_is_refused(tmp_path: Path) -> None:
         image_header(path)
 
 
-def test_large_files_of_frames_in_place_cost_their_episodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reference_group, "MAX_REFERENCED_BYTES", 1 << 20)
+def test_large_files_of_frames_in_place_cost_their_episodes(tmp_path: Path) -> None:
     for key in "ab":
         (tmp_path / "o" / key / "depth").mkdir(parents=True)
         for number in range(3):
             np.save(tmp_path / "o" / key / "depth" / f"{number}.npy", np.zeros((40, 50), "f4"))
-    os.truncate(tmp_path / "o/a/depth/1.npy", 2 << 20)
+    os.truncate(tmp_path / "o/a/depth/1.npy", MAX_REFERENCED_BYTES + 1)
     source = open_source(tmp_path / "o")
     with pytest.raises(SourceError, match="file of a frame read in place too large") as caught:
         index_source(source, tmp_path / "r", workers=1)
