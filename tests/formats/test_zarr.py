@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 import tracemalloc
 import warnings
 import zipfile
@@ -302,3 +303,32 @@ def test_zips_that_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b"PK but no more")
     with pytest.raises(SourceError, match="unreadable or damaged Zarr group"):
         open_source(tmp_path).schema()
+
+
+@pytest.mark.parametrize("name", ["data/action/.zarray", "meta/.zgroup"])
+def test_metadata_of_a_zip_that_unpacks_to_much_is_refused(
+    tmp_path: Path, sound: Path, name: str
+) -> None:
+    path = tmp_path / "a.zarr.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for source in sorted(filter(Path.is_file, (sound / "a.zarr").rglob("*"))):
+            key = source.relative_to(sound / "a.zarr").as_posix()
+            file.writestr(key, source.read_bytes() + b" " * ((64 << 20) * (key == name)))
+    with pytest.raises(SourceError, match=f"value {name} too large"):
+        open_source(path).schema()
+
+
+def test_a_directory_of_a_zip_is_not_read_whole(tmp_path: Path) -> None:
+    path, size = tmp_path / "a.zarr.zip", 1 << 30
+    with path.open("wb") as file:
+        file.write(b"PK\3\4")
+        file.truncate(size)
+        file.seek(0, 2)
+        file.write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, size - 4, 4, 0))
+    tracemalloc.start()
+    try:
+        with pytest.raises(SourceError, match="directory of a ZIP file too large"):
+            open_source(path).schema()
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()

@@ -16,12 +16,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 from zipfile import ZipFile
 
 import numpy as np
@@ -40,7 +40,7 @@ from seqrecord.formats.sources.inventory import (
     unread_files,
 )
 from seqrecord.in_place.boundary import skipping_unreadable
-from seqrecord.in_place.files import first_line, is_directory, is_file, list_folder
+from seqrecord.in_place.files import first_line, is_directory, is_file, list_folder, opened
 from seqrecord.in_place.limits import MAX_CHUNK_BYTES, check_frames, check_size
 from seqrecord.in_place.remote import remote_files
 from seqrecord.store.lazy import import_extra
@@ -51,6 +51,7 @@ from seqrecord.store.text import counted
 
 _ZIP = ".zarr.zip"
 _ENDS = "meta/episode_ends"
+_MAX_DIRECTORY_BYTES = 256 << 20  # of a ZIP file: about 3 million values
 _MOST_CHUNKS = 1_000_000  # chunks of an array that are listed
 _MOST_REMOTE = 1_000  # on a URL, where each folder of chunks is a request
 _PLACE = ("buffer", "number")  # metadata keys: where an episode is
@@ -251,7 +252,7 @@ def _open(path: Path) -> Iterator[Any]:
             store = ZipStore(path, mode="r") if is_zip else LocalFiles(path, read_only=True)
         with located(SourceError, file=str(path)):
             if is_zip:
-                _check_names(store)
+                _check_entries(store.path)
             # Consolidated metadata may be outdated.
             yield zarr.open_group(store, mode="r", use_consolidated=False)
     except SeqRecordError:
@@ -265,10 +266,30 @@ def _open(path: Path) -> Iterator[Any]:
             store.close()
 
 
-def _check_names(store: Any) -> None:
-    """Raise `SourceError` for duplicate names in a ZIP file; zarr would read the last one."""
-    with ZipFile(store.path) as file:
-        names = Counter(file.namelist())
+class _Directory:
+    """The list of entries of a ZIP file, which `ZipFile` reads in one piece."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.seek, self.tell = file, file.seek, file.tell
+
+    def read(self, size: int = -1, /) -> bytes:
+        check_size("directory of a ZIP file", size, _MAX_DIRECTORY_BYTES)
+        return self._file.read(size)
+
+
+def _check_entries(path: Path | BinaryIO) -> None:
+    """Check a ZIP file before zarr reads it: each value is unpacked whole.
+
+    Raises `SourceError` for a large directory or value, and for duplicate names, of which zarr
+    would read the last one.
+    """
+    from seqrecord.formats.sources.zarr.stores import limit_of  # imports zarr
+
+    with nullcontext(path) if not isinstance(path, Path) else opened(path) as stream:
+        entries = ZipFile(cast("BinaryIO", _Directory(stream))).infolist()
+    for entry in entries:
+        check_size(f"value {entry.filename}", entry.file_size, limit_of(entry.filename))
+    names = Counter(entry.filename for entry in entries)
     if duplicate_names := [name for name, count in names.items() if count > 1]:
         raise SourceError(
             "duplicate names in a ZIP file; unpack it and pack the current files again",

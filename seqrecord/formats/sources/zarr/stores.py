@@ -32,7 +32,7 @@ _METADATA = frozenset((".zgroup", ".zarray", ".zattrs", ".zmetadata", "zarr.json
 _MAX_METADATA_BYTES = 64 << 20
 
 
-def _limit_of(key: str) -> int:
+def limit_of(key: str) -> int:
     """Return the maximum bytes of a value."""
     is_metadata = key.rpartition("/")[2] in _METADATA
     return _MAX_METADATA_BYTES if is_metadata else MAX_VALUE_BYTES
@@ -46,7 +46,7 @@ class LocalFiles(LocalStore):  # type: ignore[misc, unused-ignore]  # where zarr
     ) -> Buffer | None:
         with suppress(FileNotFoundError, NotADirectoryError):
             path = regular(self.root / key)
-            check_size("value", size_of(path), _limit_of(key), file=str(path))
+            check_size("value", size_of(path), limit_of(key), file=str(path))
         return await super().get(key, prototype, byte_range)
 
 
@@ -116,7 +116,7 @@ class RemoteStore(Store):  # type: ignore[misc, unused-ignore]  # where zarr is 
         if part is None:
             try:
                 data: bytes = self._files.attempt(
-                    lambda: storage.read_whole(name, _limit_of(key))[0]
+                    lambda: storage.read_whole(name, limit_of(key))[0]
                 )
             except NotFoundError:
                 return None
