@@ -188,17 +188,19 @@ def test_the_pages_have_the_default_settings_of_this_code() -> None:
 
 @pytest.mark.parametrize(
     ("num_frames", "num_ranks", "least"),
-    [(60, 1, 1.4), (60, 8, 0.26), (200, 1, 1.4), (400, 1, 1.25)],
+    [(60, 1, 1.35), (60, 8, 0.26), (200, 1, 1.35), (400, 1, 1.25)],
 )
 def test_short_sets_of_large_frames_are_mixed(
     num_frames: int, num_ranks: int, least: float
 ) -> None:
-    """Whole episodes or shards stay in memory if cuts would read too many frames twice."""
+    """Whole episodes or shards stay in memory if cuts would read too many frames twice; cursors
+    begin at different places of them.
+    """
     case = Case("two cameras", (num_frames,) * 20, (Group(22 * PIXELS, 8, 1),))
     planned = plan_epoch(case, Job(16, num_ranks))
     found = measured(case, planned)
     assert found.rank_episodes.ratio >= least
-    assert found.decodes <= (1.05 if num_ranks == 1 else 1.1)
+    assert found.decodes <= 1.1
     assert planned.nbytes <= 8 << 30
 
 
