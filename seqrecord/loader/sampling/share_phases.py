@@ -1,4 +1,4 @@
-"""Phases: the places in their episodes at which cursors begin. Pure integers.
+"""Phases: the places in their episodes at which cursors begin.
 
 Of episodes of one length, equal shares begin at one place of all their episodes, or at few. Then
 the clips of a batch are early ones in the first batches of an epoch and late ones in the last.
@@ -23,9 +23,10 @@ from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, unif
 from seqrecord.loader.sampling.runs import Cuts, Runs, merged
 from seqrecord.store.tables.grids import distinct, ragged_arange
 
-_COMMON = (
-    0.1  # of the variance of phases, between steps. Equal phases have 1, two opposite ones 1/4
-)
+_SHARE_BITS = 20  # of a phase
+_STEPS = 16  # places while all cursors advance by an episode
+_COMMON_PART = 10  # one tenth of the variance of phases is between steps, at least. Of equal
+# phases all is, of two opposite ones a quarter
 _BY_CHANCE = 3  # times the mean of random phases
 
 
@@ -50,7 +51,7 @@ def turn_shares(runs: Runs, starts: IntArray, places: Cuts, max_turned: int, key
     if places.whole or max_turned < 1 or len(bounds) < 2:
         return runs
     row, start = runs.find(bounds)
-    if not _is_in_step(start / (places.last[row] + 1)):
+    if not _is_in_step((start << _SHARE_BITS) // (places.last[row] + 1)):
         return runs
     clips = np.bincount(runs.episode, runs.count).astype(np.int64)[runs.episode[row]]
     moved = (drawn_phases(shard[place], key) * clips).astype(np.int64) - start // runs.stride
@@ -80,10 +81,17 @@ def drawn_phases(shard: IntArray, key: int) -> npt.NDArray[np.float64]:
     return phases
 
 
-def _is_in_step(phases: npt.NDArray[np.float64]) -> bool:
-    """Whether cursors at these phases, float64[n], have steps of one phase while all advance."""
-    if np.ptp(phases) < 1e-9:
+def _is_in_step(phases: IntArray) -> bool:
+    """Whether cursors at these phases, int64[n], have steps of one phase while all advance.
+
+    In integers: all machines must decide alike, and sums of floats depend on the processor.
+    """
+    if (phases == phases[0]).all():
         return True
-    later = (phases + np.arange(16)[:, None] / 16) % 1
-    common = 12 * float(np.var(later.mean(axis=1)))  # random phases: 1 / n on the average
-    return common > max(_COMMON, _BY_CHANCE / len(phases))
+    whole, count = 1 << _SHARE_BITS, len(phases)
+    places = whole // _STEPS * np.arange(_STEPS)[:, None]
+    sums = ((phases + places) % whole).sum(axis=1).tolist()
+    # The variance of the mean phase, in parts of that of all phases, whole ** 2 / 12.
+    common = 12 * (_STEPS * sum(total * total for total in sums) - sum(sums) ** 2)
+    unit = (_STEPS * count * whole) ** 2
+    return bool(common * _COMMON_PART > unit and common * count > _BY_CHANCE * unit)
