@@ -176,21 +176,22 @@ class _List:
 
     def rows(self, candidates: _Candidates) -> Iterable[int]:
         index, names = candidates.index, list[Any](self.episodes)
-        rows: Mapping[Any, int] = index.positions
+        rows: Any = index.positions
+        population: Any = rows
         expected = f"the keys of {shown_keys(index)}"
         if by_number := bool(names) and all(map(is_integer, names)):
-            rows = {n: row for n, row in enumerate(candidates.names.rows.tolist()) if row >= 0}
-            expected = f"numbers of 0 to {len(candidates.names.rows) - 1}"
+            rows, population = candidates.names.rows, range(len(candidates.names.rows))
+            expected = f"numbers of 0 to {len(rows) - 1}"
             if num_left_out := len(candidates.names.left_out):
                 expected += f", without {counted(num_left_out, 'episode')} left out"
-        if unknown := [episode for episode in names if episode not in rows]:
+        if unknown := [name for name in names if name not in population or rows[name] < 0]:
             raise ClipError(
                 "unknown episode",
                 file=candidates.url,
                 expected=expected,
                 got=", ".join(map(repr_of if by_number else str, unknown[:10])),
             )
-        return sorted({rows[item] for item in names})
+        return sorted({int(rows[name]) for name in names})
 
     def has(self, record: Mapping[str, Any]) -> bool:
         return not self._names.isdisjoint((record["key"], record["number"]))
