@@ -63,7 +63,7 @@ class VideoDecoder:
             max_pixels=pixels,
         )
         self._context = context
-        self._reformatter = pyav().video.reformatter.VideoReformatter()
+        self._reformatters: dict[tuple[int, ...], Any] = {}
 
     def decode(self, packets: Iterable[Bytes | bytes], order: Sequence[int]) -> Iterator[Any]:
         """Decode the visible frames of one GOP, as PyAV frames in display order.
@@ -122,14 +122,21 @@ class VideoDecoder:
         """
         is_rgb = not self._config.is_grey
         if is_rgb:
-            options = colours(frame) | one_thread()
+            options = colours(frame)
+            # PyAV before 17 keeps the colours of a reformatter's last frame that had any.
+            # tests/video/test_video_codecs.py::test_a_reused_decoder_forgets_colours
+            reformatter = self._reformatters.get(key := tuple(options.values()))
+            if reformatter is None:
+                reformatter = pyav().video.reformatter.VideoReformatter()
+                self._reformatters[key] = reformatter
+            options |= one_thread()
             if smooth and out.shape[:2] != self._size:
                 options |= {
                     "height": out.shape[0],
                     "width": out.shape[1],
                     "interpolation": _SCALING,
                 }
-            frame = self._reformatter.reformat(frame, format="rgb24", **options)
+            frame = reformatter.reformat(frame, format="rgb24", **options)
         plane, size = frame.planes[0], (frame.height, frame.width)
         lines: npt.NDArray[Any] = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
         lines = lines.view("u1" if is_rgb else "<u2")[: size[0], : size[1] * (3 if is_rgb else 1)]
