@@ -101,6 +101,14 @@ class Purpose(IntEnum):
     SHARE_PHASES = 42
     PLACES_IN_PHASE = 43
     TURNED_SHARES = 44
+    EPISODE_ORDER = 45
+    SHARE_BEGINS = 46
+    SHARE_SHARDS = 47
+    CURSOR_BEGINS = 48
+    CURSOR_PLACES = 49
+    BLOCK_SHIFTS = 50
+    ROW_ORDER = 51
+    SHARES_OF_EPOCH = 52
 
 
 def key_of(purpose: Purpose, *values: int) -> int:

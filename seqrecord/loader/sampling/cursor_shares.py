@@ -1,0 +1,345 @@
+"""Equal shares of one shuffled sequence of episodes: the rows that each cursor reads.
+
+The episodes of a table, see `RowTable`, are shuffled to one sequence, a circle. It is cut into as
+many shares as all shards have cursors. A cursor reads its share front to back, as pieces: parts of
+episodes. Three shards with two cursors each::
+
+    sequence                 |-----B-----|-----D-----|-----A-----|-----C-----|
+    shares                   ...0|---1---|---2---|---3---|---4---|---5---|---0
+    shard and cursor            1,0 0,0     2,0     2,1     0,1     1,1
+
+Episodes are sorted by `hash64` of their numbers (purpose `EPISODE_ORDER`). K is the number of
+shares, n the number of rows, and d is drawn in [0, 1), by `uniform` of 0 (`SHARE_BEGINS`):
+
+1. Share k, from 0 on, begins where (k + d) n / K rows of the sequence come before it.
+2. The *phase* of a share is the part of its first episode that lies before it. Where episodes have
+   equal lengths, shares at even distances have few phases, and all cursors would be at one place of
+   their episodes at any time. So begins move until their phases are evenly spread. The i-th share
+   by phase wants the phase (i + 1/2) / K; among shares of one phase (equal to 2^-20), those with
+   the least min(2 k, 2 (K - k) - 1) come first, so that begins move up in the first half of the
+   sequence and down in the second, and shares stay nearly equal. A share moves by the difference
+   of its wanted phase and its own, between -1/2 and 1/2, less the median of all moves and again
+   between -1/2 and 1/2, times the rows of its episode; at most by 0.49 n / K rows. Begins are
+   rounded down, and those below 0 or beyond n are on the other side of the circle.
+3. With *units*, see `decoding_units`, a begin then moves to the nearest row of its episode whose
+   first frame is the first of a unit, the one before it if both are equally near, or to the next
+   episode. This concerns shares with frac(k GOLDEN + d) below `aligned`, those of the last turn
+   only if there is a single shard. Others keep their phases, and frames of their units are
+   decoded twice. Then begins are sorted.
+4. A *turn* are as many next shares as there are shards. In turn t, the share at place j goes to
+   shard (j + t golden_part(shards)) mod shards, where it is the share of cursor t.
+5. The shares of the last turn are cut anew, in their order, so that all shards have equally many
+   rows; the first ones have one more if they do not divide evenly. If a shard has too many rows
+   already, the shares of each turn go to shards anew: the longest one to the shard that lacks most
+   rows (of equal shares first the one with the least `hash64` of its number, `SHARE_SHARDS`; of
+   equal shards the first one). Then as many of the last turns as necessary are cut anew, into equal
+   parts of what each shard lacks before them, of at least one row each: of m parts of x rows, the
+   first i have floor(i x / m) rows.
+
+With costs, read "cost" for "row" where numbers of rows are compared. Shares begin at rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.loader.sampling.decoding_units import FrameGroup
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, uniform
+from seqrecord.loader.sampling.row_tables import RowTable
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.grids import IntArray
+
+GOLDEN = (5**0.5 - 1) / 2
+"""Fractions of multiples of this number are evenly spread."""
+
+_SAME_PHASE = 1 << 20  # phases nearer than one part in so many are equal
+_MOST_MOVED = 0.49  # of a share
+
+Floats = npt.NDArray[np.float64]
+
+
+def golden_part(number: int) -> int:
+    """The number nearest to the golden part of another one, without a common divisor with it."""
+    golden = round(number * GOLDEN)
+    near = (golden + sign * step for step in range(number + 1) for sign in (1, -1))
+    return next((n for n in near if 0 < n <= number and gcd(n, number) == 1), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Parts of episodes, in the order in which cursors read them; int64[n] each.
+
+    Piece `i` has `count[i]` rows from row `first[i]` on, for cursor `cursor[i]`, ascending. Of all
+    shards, cursors are numbered from shard to shard; of one, from 0.
+    """
+
+    first: IntArray
+    count: IntArray
+    cursor: IntArray
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def of_shard(self, shard: int, num_cursors: int) -> Pieces:
+        """The pieces of one shard."""
+        low, high = np.searchsorted(self.cursor, [shard * num_cursors, (shard + 1) * num_cursors])
+        cursor = self.cursor[low:high] - shard * num_cursors
+        return Pieces(self.first[low:high], self.count[low:high], cursor)
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeSequence:
+    """The episodes of a table in one order.
+
+    Attributes:
+        table: the rows.
+        order: the owners of rows in their order, int64[owners].
+        weight: cumulative costs, of the rows before each row and of all, int64[rows + 1]; `None`
+            if each row costs 1.
+    """
+
+    table: RowTable
+    order: IntArray
+    weight: IntArray | None = None
+
+    @classmethod
+    def shuffled(cls, table: RowTable, key: int, weight: IntArray | None = None) -> EpisodeSequence:
+        """The sequence that `key` draws."""
+        drawn = hash64(key_of(Purpose.EPISODE_ORDER, key), np.arange(table.num_owners))
+        return cls(table, np.argsort(drawn, kind="stable"), weight)
+
+    @classmethod
+    def in_order(cls, table: RowTable, weight: IntArray | None = None) -> EpisodeSequence:
+        """The sequence in the order of the table."""
+        return cls(table, np.arange(table.num_owners), weight)
+
+    def _weights(self, rows: IntArray) -> IntArray:
+        """The costs of the rows before these, int64[n]."""
+        return rows if self.weight is None else self.weight[rows]
+
+    @cached_property
+    def heads(self) -> IntArray:
+        """The rows of the sequence before each episode, int64[owners]."""
+        counts = np.diff(self.table.bounds)[self.order]
+        return np.cumsum(counts) - counts
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """The costs up to the end of each episode, int64[owners]."""
+        return np.cumsum(np.diff(self._weights(self.table.bounds))[self.order])
+
+    @property
+    def total(self) -> int:
+        """The cost of all rows."""
+        return int(self.ends[-1])
+
+    def find(self, cost: IntArray) -> tuple[IntArray, IntArray]:
+        """The place of the episode, and the row, with so much cost before it; int64[n] each."""
+        place = np.searchsorted(self.ends, cost, side="right")
+        first = self.table.bounds[self.order[place]]
+        cost = cost - np.where(place > 0, self.ends[place - 1], 0)
+        if self.weight is None:
+            return place, first + cost
+        row = np.searchsorted(self.weight, self.weight[first] + cost, side="right") - 1
+        return place, row
+
+    def cost_before(self, place: IntArray, row: IntArray) -> IntArray:
+        """The cost of the sequence before rows of the episodes at `place`; int64[n]."""
+        first = self.table.bounds[self.order[place]]
+        cost = self._weights(row) - self._weights(first)
+        return cost + np.where(place > 0, self.ends[place - 1], 0)
+
+
+def share_out(
+    sequence: EpisodeSequence,
+    groups: Sequence[FrameGroup],
+    num_shards: int,
+    num_cursors: int,
+    key: int,
+    aligned: float = 1.0,
+) -> Pieces:
+    """The pieces of all cursors of all shards.
+
+    Shards have equally many rows; the first ones have one more if they do not divide evenly. With
+    costs, shards have equal costs, to two rows.
+
+    Args:
+        sequence: the episodes, with at least one row.
+        groups: whose units begins align with.
+        num_shards: number of shards.
+        num_cursors: cursors of each shard.
+        key: of all random numbers.
+        aligned: the part of the begins that move to units.
+    """
+    begin = begins_of_shares(sequence, groups, num_shards, num_cursors, key, aligned)
+    cursor, begin = _deal(begin, sequence.total, num_shards, num_cursors, key)
+    return _pieces(sequence, begin, cursor)
+
+
+def begins_of_shares(
+    sequence: EpisodeSequence,
+    groups: Sequence[FrameGroup],
+    num_shards: int,
+    num_cursors: int,
+    key: int,
+    aligned: float = 1.0,
+) -> IntArray:
+    """The costs in the sequence before each share, ascending; int64[shares]."""
+    total, num_shares = sequence.total, num_shards * num_cursors
+    share = np.arange(num_shares)
+    drawn = float(uniform(key_of(Purpose.SHARE_BEGINS, key), np.zeros(1, np.int64))[0])
+    at = np.asarray((share + drawn) * (total / num_shares), np.float64)
+    _, phase, length = _phases(sequence.ends, at)
+    # Of begins with one phase, those of the first half move up and the others down.
+    turn = np.minimum(2 * share, 2 * (num_shares - share) - 1)
+    by_phase = np.lexsort((turn, np.rint(phase * _SAME_PHASE)))
+    wanted = np.empty(num_shares)
+    wanted[by_phase] = (np.arange(num_shares) + 0.5) / num_shares
+    move = _nearest_turn(wanted - phase)
+    move = _nearest_turn(move - np.median(move)) * length
+    most = _MOST_MOVED * total / num_shares
+    begin = np.floor((at + np.clip(move, -most, most)) % total).astype(np.int64)
+    is_aligned = (share * GOLDEN + drawn) % 1 < aligned
+    if num_shards > 1:  # shares of the last turn make shards equal
+        is_aligned &= share < num_shares - num_shards
+    begin[is_aligned] = _nearest_units(sequence, groups, begin[is_aligned])
+    begin = np.sort(begin)
+    return begin if sequence.weight is None else sequence.cost_before(*sequence.find(begin))
+
+
+def _phases(ends: IntArray, at: Floats) -> tuple[IntArray, Floats, IntArray]:
+    """The episode's place, the phase in it, and its length, where a sequence has the cost `at`."""
+    place = np.minimum(np.searchsorted(ends, at, side="right"), len(ends) - 1)
+    begin = np.where(place > 0, ends[place - 1], 0)
+    length = ends[place] - begin
+    return place, (at - begin) / length, length
+
+
+def _nearest_turn(phase: Floats) -> Floats:
+    """Differences of phases, in [-1/2, 1/2)."""
+    return (phase + 0.5) % 1 - 0.5
+
+
+def _nearest_units(
+    sequence: EpisodeSequence, groups: Sequence[FrameGroup], cost: IntArray
+) -> IntArray:
+    """The costs before the nearest rows, of their episodes, whose first frames begin a unit."""
+    table, group = sequence.table, leading(groups)
+    if group.is_alone or not len(cost):
+        return cost
+    place, row = sequence.find(cost)
+    owner = sequence.order[place]
+    episode, start = table.locate(row)
+    begin, stop = group.units(episode, group.first(episode, start))
+    offset = int(group.offsets[0])
+    low = np.where(begin > 0, table.rows_from(owner, begin - offset), table.bounds[owner])
+    high = table.rows_from(owner, stop - offset)
+    nearest = np.where(row - low <= high - row, low, high)
+    return sequence.cost_before(place, nearest) % sequence.total
+
+
+def leading(groups: Sequence[FrameGroup]) -> FrameGroup:
+    """The group whose units cost most to decode in part."""
+    if len(groups) == 1:
+        return groups[0]
+
+    def cost(group: FrameGroup) -> int:
+        if group.is_alone:
+            return group.nbytes
+        assert group.grid is not None
+        grid = group.grid.whole_chunks
+        return group.nbytes * (grid.unit_frames or int(np.median(grid.max_chunk_frames)))
+
+    return max(groups, key=cost)
+
+
+def _deal(
+    begin: IntArray, total: int, num_shards: int, num_cursors: int, key: int
+) -> tuple[IntArray, IntArray]:
+    """The cursor of each share, numbered over all shards, and the begins of the shares of shards
+    that are equal; int64[shares] each.
+    """
+    length = np.diff(begin, append=begin[0] + total).reshape(num_cursors, num_shards)
+    goal = total // num_shards + (np.arange(num_shards) < total % num_shards)
+    turns = np.arange(num_cursors)[:, None]
+    shard = (np.arange(num_shards) + turns * golden_part(num_shards)) % num_shards
+    place = np.argsort(shard, axis=1)
+    lengths = np.take_along_axis(length, place, axis=1)  # by turn and shard
+    lacks = goal - (np.cumsum(lengths, axis=0) - lengths)  # what each shard lacks before a turn
+    if (lacks[-1] < 1).any():
+        shard, lacks = _longest_first(length, goal, key)
+    least = num_cursors - turns if total >= length.size else np.zeros_like(turns)
+    is_enough = (lacks >= least).all(axis=1)
+    last = int(np.flatnonzero(is_enough)[-1])
+    parts = np.arange(num_cursors - last + 1)[:, None] * lacks[last] // (num_cursors - last)
+    length[last:] = np.take_along_axis(np.diff(parts, axis=0), shard[last:], axis=1)
+    ends = np.cumsum(length)
+    return (shard * num_cursors + turns).ravel(), begin[0] + ends - length.ravel()
+
+
+def _longest_first(length: IntArray, goal: IntArray, key: int) -> tuple[IntArray, IntArray]:
+    """The shards of shares, and what each shard lacks before a turn; int64[turns, shards] each.
+
+    Of each turn, the longest share goes to the shard that lacks most.
+    """
+    drawn = hash64(key_of(Purpose.SHARE_SHARDS, key), np.arange(length.size)).reshape(length.shape)
+    shard, lacks = np.empty_like(length), np.empty_like(length)
+    lack = goal
+    for turn, lengths in enumerate(length):
+        lacks[turn] = lack
+        shard[turn, np.lexsort((drawn[turn], -lengths))] = np.argsort(-lack, kind="stable")
+        lack = lack - lengths[np.argsort(shard[turn])]
+    return shard, lacks
+
+
+def _pieces(sequence: EpisodeSequence, begin: IntArray, cursor: IntArray) -> Pieces:
+    """The pieces of shares that begin at these costs, ascending, by cursor."""
+    table, order, total = sequence.table, sequence.order, len(sequence.table)
+    heads = sequence.heads
+    place, row = sequence.find(begin % sequence.total)
+    begins = heads[place] + row - table.bounds[order[place]]  # in rows of the sequence
+    begins = np.maximum.accumulate(np.where(begin >= sequence.total, begins + total, begins))
+    edges = np.unique(np.concatenate((heads, heads + total, begins)))
+    edges = edges[(edges >= begins[0]) & (edges < begins[0] + total)]
+    share = np.searchsorted(begins, edges, side="right") - 1
+    count = np.diff(edges, append=begins[0] + total)
+    place = np.searchsorted(heads, edges % total, side="right") - 1
+    first = table.bounds[order[place]] + edges % total - heads[place]
+    by_cursor = np.argsort(cursor[share], kind="stable")
+    return Pieces(first[by_cursor], count[by_cursor], cursor[share][by_cursor])
+
+
+def cut_costs(table: RowTable, groups: Sequence[FrameGroup], row: IntArray) -> Floats:
+    """Frames that are decoded twice because a piece begins at a row, in parts of all frames that
+    rows need; float64[n], by bytes of all groups.
+    """
+    is_cut = table.bounds[np.searchsorted(table.bounds, row)] != row
+    row = row[is_cut]
+    extra, used = np.zeros(len(row)), 0.0
+    episode, start = table.locate(row)
+    before = table.locate(row - 1)
+    for group in groups:
+        begin, _ = group.units(episode, group.first(episode, start))
+        extra += group.nbytes * np.maximum(group.stop(*before) - begin, 0)
+        used += group.nbytes * num_used(table, group)
+    costs = np.zeros(len(is_cut))
+    costs[is_cut] = extra / used
+    return costs
+
+
+def num_used(table: RowTable, group: FrameGroup) -> int:
+    """The frames of a group that rows need, with those between the frames of a row."""
+    begin = group.first(table.episode, table.start)
+    last = table.start + (table.count - 1) * table.stride
+    stop = group.stop(table.episode, last)
+    same = table.owner[1:] == table.owner[:-1]
+    begin[1:] = np.where(same, np.maximum(begin[1:], stop[:-1]), begin[1:])
+    frames = np.maximum(stop - begin, 0)
+    if table.stride > group.span:  # frames between rows are not needed
+        frames = np.minimum(frames, table.count * group.span)
+    return int(frames.sum())

@@ -1,0 +1,76 @@
+"""The frames of a group of features that rows use, and where their decoding may begin.
+
+A frame of raw pages, or an encoded image, is decoded alone. A frame of a video is decoded from the
+keyframe before it on, and a frame of a compressed chunk with the whole chunk: both are *units*::
+
+    frame      0 1 2 3 4 5 6 7 8 9
+    unit       |-------|-------|-----
+    row 6          decodes 4 5 6
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from seqrecord.store.tables.grids import ChunkGrid, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class FrameGroup:
+    """The frames of a group of features.
+
+    Attributes:
+        offsets: of a row's frames from its start, ascending, int64[T]. Frames outside the episode
+            count as its first or last one.
+        num_frames: of each episode, int64[episodes].
+        nbytes: of a frame in memory.
+        grid: the group's chunks; `None` if each frame is decoded alone.
+        decoder_bytes: of an open decoder and its packets.
+    """
+
+    offsets: IntArray
+    num_frames: IntArray
+    nbytes: int
+    grid: ChunkGrid | None = None
+    decoder_bytes: int = 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether each frame is decoded alone."""
+        grid = self.grid
+        return grid is None or grid.by_frame or grid.whole_chunks.unit_frames == 1
+
+    @property
+    def span(self) -> int:
+        """Frames from the first to the last one of a row."""
+        return int(self.offsets[-1] - self.offsets[0]) + 1
+
+    def first(self, episode: IntArray, start: IntArray) -> IntArray:
+        """The first frame of rows, int64[n] each."""
+        first: IntArray = np.clip(start + self.offsets[0], 0, self.num_frames[episode] - 1)
+        return first
+
+    def stop(self, episode: IntArray, start: IntArray) -> IntArray:
+        """The frame behind the last one of rows, int64[n] each."""
+        last: IntArray = np.clip(start + self.offsets[-1], 0, self.num_frames[episode] - 1)
+        return last + 1
+
+    def frames(self, episode: IntArray, start: IntArray) -> IntArray:
+        """All frames of rows, int64[n, T]."""
+        last = self.num_frames[episode] - 1
+        frames: IntArray = np.clip(start[:, None] + self.offsets, 0, last[:, None])
+        return frames
+
+    def units(self, episode: IntArray, frame: IntArray) -> tuple[IntArray, IntArray]:
+        """The frames `[begin, stop)` of the units of frames, int64[n] each."""
+        if self.is_alone:
+            return frame, frame + 1
+        assert self.grid is not None
+        grid = self.grid.whole_chunks
+        begin, stop = grid.bounds(episode, grid.place(episode, frame))
+        if grid.unit_frames:
+            begin = frame - (frame - begin) % grid.unit_frames
+            stop = np.minimum(begin + grid.unit_frames, stop)
+        return begin, np.minimum(stop, self.num_frames[episode])

@@ -1,0 +1,225 @@
+"""Orders of an epoch by shares: which rows a shard emits, one after the other.
+
+Any part of an order is computed without the rows before it:
+
+- `SharedOrder`: shuffled episodes, read by cursors, see `cursor_shares` and `share_rounds`.
+- `PermutedOrder`: rows whose frames cost nothing twice. The rows of an epoch are permuted, and each
+  shard takes every n-th one. Also later epochs of resident frames: a permutation of the rows that
+  the shard has in epoch 0.
+- `SequenceOrder`: the rows of a batch are equal shares of a sequence of episodes. Without a
+  shuffle, each shard has one share of the table, row by row.
+
+A batch has the next `batch_size` rows of its shard's order. `order_of_shard` says which order, and
+with which keys.
+
+After a change of ranks or workers, the rows that are left, `left_of`, are a table of their own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from seqrecord.loader.sampling.cursor_shares import EpisodeSequence, Pieces, share_out
+from seqrecord.loader.sampling.decoding_units import FrameGroup
+from seqrecord.loader.sampling.permutations import Permutation
+from seqrecord.loader.sampling.random_order import Purpose, key_of
+from seqrecord.loader.sampling.row_tables import RowTable
+from seqrecord.loader.sampling.share_rounds import CursorRounds, intervals
+from seqrecord.loader.sampling.share_settings import ShareSettings
+from seqrecord.store.tables.grids import IntArray, ragged_arange
+
+
+class EpochKey(NamedTuple):
+    """What an epoch's random numbers depend on: its number, and the times that it was divided anew
+    among other ranks or workers.
+    """
+
+    seed: int
+    epoch: int
+    segment: int = 0
+
+    def of(self, *values: int) -> int:
+        """The key for these values."""
+        return key_of(Purpose.SHARES_OF_EPOCH, *self, *values)
+
+
+class RowOrder(ABC):
+    """The rows of one shard in emitted order."""
+
+    num_rows: int
+
+    @abstractmethod
+    def rows(self, first: int, last: int) -> IntArray:
+        """The rows `[first, last)` in emitted order, int64[last - first]."""
+
+    @abstractmethod
+    def left(self, number: int) -> tuple[IntArray, IntArray]:
+        """The rows after so many ones, as intervals: first rows and numbers of rows, ascending."""
+
+
+class SharedOrder(RowOrder):
+    """The order of one shard's cursors.
+
+    Args:
+        pieces: of the shard.
+        settings: number and blocks of the cursors.
+        batch_size: rows of a batch; the first round has two batches.
+        key: of all random numbers of the shard.
+    """
+
+    def __init__(self, pieces: Pieces, settings: ShareSettings, batch_size: int, key: int) -> None:
+        self.rounds = CursorRounds(pieces, 2 * batch_size, settings.round_rows, key)
+        self.num_rows = self.rounds.num_rows
+
+    def rows(self, first: int, last: int) -> IntArray:
+        """See `RowOrder`."""
+        if first >= last:
+            return np.zeros(0, np.int64)
+        start, skip = self.rounds.find(first)
+        stop = self.rounds.find(last - 1)[0] + 1
+        return self.rounds.rows(start, stop).row[skip : skip + last - first]
+
+    def left(self, number: int) -> tuple[IntArray, IntArray]:
+        """See `RowOrder`."""
+        return self.rounds.left(number)
+
+
+class PermutedOrder(RowOrder):
+    """Every `step`-th row of a permutation from `first` on, of `[0, length)` or of `pieces`."""
+
+    def __init__(
+        self, length: int, key: int, first: int = 0, step: int = 1, pieces: Pieces | None = None
+    ) -> None:
+        self._permutation, self._first, self._step = Permutation(length, key), first, step
+        self._pieces = pieces
+        self.num_rows = len(range(first, length, step))
+
+    def rows(self, first: int, last: int) -> IntArray:
+        """See `RowOrder`."""
+        rows = self._permutation.at(self._first + np.arange(first, last) * self._step)
+        if self._pieces is None:
+            return rows
+        ends = np.cumsum(self._pieces.count)
+        piece = np.searchsorted(ends, rows, side="right")
+        found: IntArray = (self._pieces.first - ends + self._pieces.count)[piece] + rows
+        return found
+
+    def left(self, number: int) -> tuple[IntArray, IntArray]:
+        """See `RowOrder`."""
+        rows = np.sort(self.rows(number, self.num_rows))
+        return rows, np.ones_like(rows)
+
+
+class SequenceOrder(RowOrder):
+    """Batches whose rows continue sequences: batch b has row b of each of a shard's `size` shares.
+
+    Share k of all has the rows from floor(k n / shares) on, and is of shard k modulo the number of
+    shards. So shares differ by at most one row, and only the last batch may have fewer rows.
+    """
+
+    def __init__(self, sequence: EpisodeSequence, num_shards: int, shard: int, size: int) -> None:
+        self._pieces = even_pieces(sequence, num_shards * size, num_shards, shard)
+        self._ends = np.cumsum(self._pieces.count)
+        self._counts = np.bincount(self._pieces.cursor, self._pieces.count, size).astype(np.int64)
+        self._line = np.cumsum(self._counts) - self._counts
+        self.num_rows = int(self._counts.sum())
+
+    def rows(self, first: int, last: int) -> IntArray:
+        """See `RowOrder`."""
+        place, slot = np.divmod(np.arange(first, last), len(self._counts))
+        # Of the last batch, the shares with one more row.
+        longer = np.flatnonzero(self._counts == self._counts.max())
+        is_last = place >= self._counts.min()
+        slot[is_last] = longer[slot[is_last]]
+        line = self._line[slot] + place
+        piece = np.searchsorted(self._ends, line, side="right")
+        rows: IntArray = (self._pieces.first - self._ends + self._pieces.count)[piece] + line
+        return rows
+
+    def left(self, number: int) -> tuple[IntArray, IntArray]:
+        """See `RowOrder`."""
+        batch, over = divmod(number, len(self._counts))
+        single = self.rows(number, min(number - over + len(self._counts), self.num_rows))
+        single = single if over else np.zeros(0, np.int64)
+        begin = self._ends - self._pieces.count - self._line[self._pieces.cursor]
+        passed = np.clip(batch + (over > 0) - begin, 0, self._pieces.count)
+        return intervals(single, self._pieces.first + passed, self._pieces.count - passed)
+
+
+def even_pieces(sequence: EpisodeSequence, num_shares: int, num_shards: int, shard: int) -> Pieces:
+    """The pieces of a shard's shares, which begin at even distances: share k for shard k modulo
+    the number of shards.
+    """
+    table, order, heads = sequence.table, sequence.order, sequence.heads
+    total = len(table)
+    begins = np.arange(num_shares) * total // num_shares
+    edges = np.union1d(heads, begins)
+    share = np.searchsorted(begins, edges, side="right") - 1
+    place = np.searchsorted(heads, edges, side="right") - 1
+    first = table.bounds[order[place]] + edges - heads[place]
+    count = np.diff(edges, append=total)
+    mine = np.flatnonzero(share % num_shards == shard)
+    return Pieces(first[mine], count[mine], share[mine] // num_shards)
+
+
+def order_of_shard(
+    table: RowTable,
+    groups: Sequence[FrameGroup],
+    settings: ShareSettings,
+    key: EpochKey,
+    shard: int,
+    num_shards: int,
+    batch_size: int,
+    *,
+    shuffle: bool = True,
+    weight: IntArray | None = None,
+) -> RowOrder:
+    """The order of one shard.
+
+    Args:
+        table: the rows of the epoch.
+        groups: the groups of features.
+        settings: of all shards.
+        key: of the epoch.
+        shard: number of the shard.
+        num_shards: number of shards.
+        batch_size: rows of a batch.
+        shuffle: whether the order is random.
+        weight: cumulative costs, by which shards are equal; see `EpisodeSequence`.
+    """
+    if settings.is_permuted and shuffle:
+        return PermutedOrder(len(table), key.of(), shard, num_shards)
+    if not shuffle:
+        return SequenceOrder(EpisodeSequence.in_order(table), num_shards, shard, 1)
+    # Resident frames keep their shards.
+    of_shares = key._replace(epoch=0) if settings.is_resident else key
+    sequence = EpisodeSequence.shuffled(table, of_shares.of(), weight)
+    shares = share_out(
+        sequence, groups, num_shards, settings.num_cursors, of_shares.of(), settings.aligned
+    )
+    pieces = shares.of_shard(shard, settings.num_cursors)
+    if not len(pieces) or (settings.is_resident and key.epoch):
+        return PermutedOrder(int(pieces.count.sum()), key.of(shard), pieces=pieces)
+    return SharedOrder(pieces, settings, batch_size, key.of(shard))
+
+
+def left_of(table: RowTable, orders: Sequence[RowOrder], numbers: Sequence[int]) -> RowTable:
+    """The table of the rows that are left after each shard has emitted so many.
+
+    A row after one of its episode that was emitted is of the same episode still.
+    """
+    parts = [order.left(number) for order, number in zip(orders, numbers, strict=True)]
+    first, count = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    by_row = np.argsort(first, kind="stable")
+    return table.only(first[by_row], count[by_row])
+
+
+def rows_of_pieces(pieces: Pieces) -> IntArray:
+    """The rows of pieces, one after the other, int64[n]."""
+    piece, offset = ragged_arange(pieces.count)
+    rows: IntArray = pieces.first[piece] + offset
+    return rows

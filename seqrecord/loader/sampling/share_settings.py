@@ -1,0 +1,258 @@
+"""Cursors and blocks: as many cursors as reading and memory allow, then blocks as memory allows.
+
+More cursors mix better. Each one begins inside an episode, and so decodes frames twice. They are
+measured: for a number of cursors, shares are cut with a key of their own, equal for all ranks,
+epochs and seeds, and the frames that the cuts decode twice are counted.
+
+1. *Reading*: the most cursors that decode at most `USUAL_REREAD` of the frames twice, or at most
+   `MOST_REREAD` while there are fewer than the clips of a batch.
+2. *Memory*: one cursor walks over rows of the table; its greatest memory, times the number of
+   cursors, fits into `room`.
+3. *Phase*: if the mean phase of all cursors varies over the epoch by more than `MOST_PHASE` times
+   what independent clips vary by, begins keep phases that keyframes do not have, as far as
+   `MOST_REREAD` allows; if this does not suffice, there are fewer cursors. Only if a clip is short
+   beside its episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from seqrecord.loader.sampling.cursor_shares import (
+    EpisodeSequence,
+    begins_of_shares,
+    cut_costs,
+    share_out,
+)
+from seqrecord.loader.sampling.decoding_units import FrameGroup
+from seqrecord.loader.sampling.frame_life import life_of_frames, peak_bytes
+from seqrecord.loader.sampling.row_tables import RowTable
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.tables.grids import IntArray, ragged_arange
+
+USUAL_REREAD = 0.035
+MOST_REREAD = 0.088
+MOST_PHASE = 2.0
+BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Rows of blocks, of which the longest that fits is taken."""
+
+_KEY = 0  # of measurements
+_USUAL_BLOCK = 8  # rows, of more cursors than a batch needs
+_MOST_ROWS = 1 << 17  # of a round
+_WALKED_ROWS = 1 << 12
+_MOST_MEASURED = 1 << 12  # shares whose phases are measured
+_TIMES = 32
+_QUARTER = 4
+_TRIES = 8  # numbers of cursors, where begins do not align
+
+
+@dataclass(frozen=True)
+class ShareSettings:
+    """The settings of an order.
+
+    Attributes:
+        num_cursors: cursors of each shard.
+        block_rows: rows of a block, about.
+        aligned: the part of the begins of shares that move to units.
+        reread: frames decoded twice, in parts of all.
+        is_resident: whether frames stay in memory for later epochs.
+        is_permuted: whether an epoch is a permutation of its rows.
+    """
+
+    num_cursors: int
+    block_rows: int
+    aligned: float = 1.0
+    reread: float = 0.0
+    is_resident: bool = False
+    is_permuted: bool = False
+
+    @property
+    def round_rows(self) -> int:
+        """Rows of the longest round."""
+        return self.num_cursors * self.block_rows
+
+
+@dataclass(frozen=True, eq=False)
+class ShareRequest:
+    """What settings depend on.
+
+    Attributes:
+        table: the rows of an epoch, at least one.
+        groups: the groups of features.
+        batch_size: rows of a batch.
+        num_ranks: number of ranks.
+        num_workers: DataLoader workers of a rank, at least 1.
+        room: bytes for frames and decoders of a process.
+        keeps_frames: whether frames stay in memory, so that a process decodes each once.
+        max_cursors: upper bound of the number of cursors.
+        max_round_rows: upper bound of the rows of a round.
+    """
+
+    table: RowTable
+    groups: Sequence[FrameGroup]
+    batch_size: int
+    num_ranks: int = 1
+    num_workers: int = 1
+    room: int = 1 << 62
+    keeps_frames: bool = False
+    max_cursors: int | None = None
+    max_round_rows: int | None = None
+    _peaks: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def _sequence(self) -> EpisodeSequence:
+        return EpisodeSequence.shuffled(self.table, _KEY)
+
+    @property
+    def num_shards(self) -> int:
+        return self.num_ranks * self.num_workers
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the longest round, at most."""
+        return min(self.max_round_rows or _MOST_ROWS, _MOST_ROWS)
+
+    def choose(self) -> ShareSettings:
+        """The settings."""
+        most = max(1, len(self.table) // self.num_shards)
+        most = min(most, self.most_rows, self.max_cursors or most)
+        most = self._last(most, lambda count: self._block(count) is not None)
+        if not self.keeps_frames or self.num_shards > 1:
+            most = self._last(most, lambda count: self._reread(count) <= self._most_reread(count))
+        count, aligned = self._spread(most)
+        block = self._block(count) or 1
+        return ShareSettings(count, block, aligned, self._reread(count, aligned))
+
+    @staticmethod
+    def _last(most: int, fits: Callable[[int], bool]) -> int:
+        """About the greatest number up to `most` that fits, at least 1."""
+        low, high = 1, most + 1
+        while high - low > max(1, low // 16):
+            middle = most if high > most and low == 1 else (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    # ---- memory
+
+    def _block(self, num_cursors: int) -> int | None:
+        """The longest block that fits; `None` if none does that is long enough."""
+        needed = 1
+        if num_cursors > 1:
+            usual = _USUAL_BLOCK if num_cursors > self.batch_size else 1
+            needed = max(usual, -(-2 * self.batch_size // num_cursors))
+        blocks = [block for block in BLOCKS if needed <= block] or [needed]
+        if needed not in blocks:
+            blocks.insert(0, needed)
+        most = max(needed, self.most_rows // num_cursors)
+        fitting = [b for b in blocks if b <= most and num_cursors * self._peak(b) <= self.room]
+        return fitting[-1] if fitting else None
+
+    def _peak(self, block: int) -> int:
+        """The most bytes of one cursor with such blocks."""
+        if self.keeps_frames:
+            return 0
+        if block not in self._peaks:
+            self._peaks[block] = cursor_bytes(self.table, self.groups, block)
+        return self._peaks[block]
+
+    # ---- reading
+
+    def _most_reread(self, num_cursors: int) -> float:
+        return MOST_REREAD if num_cursors <= self.batch_size else USUAL_REREAD
+
+    def _reread(self, num_cursors: int, aligned: float = 1.0) -> float:
+        """The frames that are decoded twice, in parts of all."""
+        if self.keeps_frames and self.num_shards == 1:
+            return 0.0
+        begin = begins_of_shares(
+            self._sequence, self.groups, self.num_shards, num_cursors, _KEY, aligned
+        )
+        row = self._sequence.find(begin)[1]
+        return float(cut_costs(self.table, self.groups, row).sum())
+
+    # ---- phase
+
+    def _spread(self, most: int) -> tuple[int, float]:
+        """The number of cursors, and the part of their begins that align with units."""
+        span = max(group.span for group in self.groups)
+        rows = int(np.median(np.diff(self.table.bounds)))
+        is_short = span * _QUARTER < (rows - 1) * self.table.stride + span
+        if not is_short or most * self.num_shards > _MOST_MEASURED:
+            return most, 1.0
+        are_alone = all(group.is_alone for group in self.groups)
+        chosen, count, tries = None, most, _TRIES if are_alone else most
+        while count and tries:
+            wanted = MOST_PHASE / min(self.num_ranks * self.batch_size, self.num_shards * count)
+            aligned, phase = 1.0, self._phase(count, 1.0)
+            if phase > wanted and not are_alone:
+                aligned = self._least_aligned(count)
+                phase = self._phase(count, aligned)
+            if phase <= wanted:
+                return count, aligned
+            chosen = chosen or (count, aligned)
+            count, tries = count - max(1, count // 16), tries - 1
+        return chosen or (1, 1.0)
+
+    def _least_aligned(self, num_cursors: int) -> float:
+        """The least part of begins that align, so that at most `MOST_REREAD` is decoded twice."""
+        low, high = self._reread(num_cursors, 1.0), self._reread(num_cursors, 0.0)
+        part = (MOST_REREAD - low) / max(high - low, 1e-9)
+        return 1.0 - min(1.0, max(0.0, part))
+
+    def _phase(self, num_cursors: int, aligned: float) -> float:
+        """How much the mean phase of cursors varies over the epoch, in parts of what phases vary
+        by: of all cursors of a step's shards, averaged over steps.
+        """
+        pieces = share_out(self._sequence, self.groups, self.num_shards, num_cursors, _KEY, aligned)
+        counts = np.bincount(pieces.cursor, pieces.count, self.num_shards * num_cursors)
+        ends = np.cumsum(pieces.count)
+        line = np.cumsum(counts) - counts
+        cursor = np.flatnonzero(counts)
+        times = (np.arange(_TIMES) + 0.5) / _TIMES
+        place = line[cursor] + np.floor(times[:, None] * counts[cursor])
+        piece = np.searchsorted(ends, place, side="right")
+        row = pieces.first[piece] + place.astype(np.int64) - (ends - pieces.count)[piece]
+        bounds = self.table.bounds
+        owner = np.searchsorted(bounds, row, side="right") - 1
+        phase = (row - bounds[owner] + 0.5) / np.diff(bounds)[owner]
+        worker = cursor // num_cursors % self.num_workers
+        weights = counts[cursor]
+        means = [
+            np.average(phase[:, worker == number], axis=1, weights=weights[worker == number])
+            for number in range(self.num_workers)
+            if (worker == number).any()
+        ]
+        return float(((np.stack(means) - 0.5) ** 2).mean() * 12)
+
+
+def cursor_bytes(table: RowTable, groups: Sequence[FrameGroup], block: int) -> int:
+    """The most bytes of frames and decoders of a cursor with blocks of so many rows, and of its
+    loads of the next block.
+
+    The cursor walks over up to `_WALKED_ROWS` rows of the shortest episodes, which have most
+    frames for their rows, and up to as many of a shuffle.
+    """
+    lengths = np.diff(table.bounds)
+    orders = np.argsort(lengths, kind="stable"), EpisodeSequence.shuffled(table, _KEY).order
+    return max(_walked_bytes(table, groups, block, order) for order in orders)
+
+
+def _walked_bytes(
+    table: RowTable, groups: Sequence[FrameGroup], block: int, order: IntArray
+) -> int:
+    bounds = table.bounds
+    counts = np.diff(bounds)[order]
+    most = max(_WALKED_ROWS, 4 * block)
+    stop = int(np.searchsorted(np.cumsum(counts), most)) + 1
+    run, offset = ragged_arange(np.minimum(counts[:stop], most))
+    row = bounds[order[:stop]][run] + offset
+    episode, start = table.locate(row)
+    rounds = np.arange(len(row)) // block
+    lives = [
+        (group, life_of_frames(group, run, episode, group.frames(episode, start), rounds))
+        for group in groups
+    ]
+    return peak_bytes(lives, int(rounds[-1]) + 1)
