@@ -29,7 +29,9 @@ def orders_of(
     num_shards, size = int(rng.integers(1, 6)), int(rng.integers(1, 9))
     most = max(1, len(table) // num_shards)
     flags = kind == "resident", kind == "permuted"
-    settings = ShareSettings(int(rng.integers(1, 1 + min(most, 9))), 3, 0.5, 0, *flags)
+    settings = ShareSettings(
+        int(rng.integers(1, 1 + min(most, 9))), 3, 0.5, int(rng.integers(5)), 0.0, *flags
+    )
     if kind == "sequences":
         sequence = EpisodeSequence.shuffled(table, seed)
         return [SequenceOrder(sequence, num_shards, s, size) for s in range(num_shards)], size

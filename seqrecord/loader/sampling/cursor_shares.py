@@ -27,7 +27,7 @@ shares, n the number of rows, and d is drawn in [0, 1), by `uniform` of 0 (`SHAR
    only if there is a single shard. Others keep their phases, and frames of their units are
    decoded twice. Then begins are sorted.
 4. A *turn* are as many next shares as there are shards. In turn t, the share at place j goes to
-   shard (j + t golden_part(shards)) mod shards, where it is the share of cursor t.
+   shard (j + t `rotation`) mod shards, where it is the share of cursor t.
 5. The shares of the last turn are cut anew, in their order, so that all shards have equally many
    rows; the first ones have one more if they do not divide evenly. If a shard has too many rows
    already, the shares of each turn go to shards anew: the longest one to the shard that lacks most
@@ -162,6 +162,7 @@ def share_out(
     num_cursors: int,
     key: int,
     aligned: float = 1.0,
+    rotation: int = 0,
 ) -> Pieces:
     """The pieces of all cursors of all shards.
 
@@ -175,9 +176,10 @@ def share_out(
         num_cursors: cursors of each shard.
         key: of all random numbers.
         aligned: the part of the begins that move to units.
+        rotation: of the shards from turn to turn.
     """
     begin = begins_of_shares(sequence, groups, num_shards, num_cursors, key, aligned)
-    cursor, begin = _deal(begin, sequence.total, num_shards, num_cursors, key)
+    cursor, begin = _deal(begin, sequence.total, num_shards, num_cursors, key, rotation)
     return _pieces(sequence, begin, cursor)
 
 
@@ -259,7 +261,7 @@ def leading(groups: Sequence[FrameGroup]) -> FrameGroup:
 
 
 def _deal(
-    begin: IntArray, total: int, num_shards: int, num_cursors: int, key: int
+    begin: IntArray, total: int, num_shards: int, num_cursors: int, key: int, rotation: int
 ) -> tuple[IntArray, IntArray]:
     """The cursor of each share, numbered over all shards, and the begins of the shares of shards
     that are equal; int64[shares] each.
@@ -267,7 +269,7 @@ def _deal(
     length = np.diff(begin, append=begin[0] + total).reshape(num_cursors, num_shards)
     goal = total // num_shards + (np.arange(num_shards) < total % num_shards)
     turns = np.arange(num_cursors)[:, None]
-    shard = (np.arange(num_shards) + turns * golden_part(num_shards)) % num_shards
+    shard = (np.arange(num_shards) + turns * rotation) % num_shards
     place = np.argsort(shard, axis=1)
     lengths = np.take_along_axis(length, place, axis=1)  # by turn and shard
     lacks = goal - (np.cumsum(lengths, axis=0) - lengths)  # what each shard lacks before a turn

@@ -198,9 +198,8 @@ def order_of_shard(
     # Resident frames keep their shards.
     of_shares = key._replace(epoch=0) if settings.is_resident else key
     sequence = EpisodeSequence.shuffled(table, of_shares.of(), weight)
-    shares = share_out(
-        sequence, groups, num_shards, settings.num_cursors, of_shares.of(), settings.aligned
-    )
+    numbers = num_shards, settings.num_cursors, of_shares.of()
+    shares = share_out(sequence, groups, *numbers, settings.aligned, settings.rotation)
     pieces = shares.of_shard(shard, settings.num_cursors)
     if not len(pieces) or (settings.is_resident and key.epoch):
         return PermutedOrder(int(pieces.count.sum()), key.of(shard), pieces=pieces)

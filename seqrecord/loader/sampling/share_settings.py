@@ -25,6 +25,7 @@ from seqrecord.loader.sampling.cursor_shares import (
     EpisodeSequence,
     begins_of_shares,
     cut_costs,
+    golden_part,
     share_out,
 )
 from seqrecord.loader.sampling.decoding_units import FrameGroup
@@ -34,7 +35,7 @@ from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.tables.grids import IntArray, ragged_arange
 
 USUAL_REREAD = 0.035
-MOST_REREAD = 0.088
+MOST_REREAD = 0.092
 MOST_PHASE = 2.0
 BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Rows of blocks, of which the longest that fits is taken."""
@@ -57,6 +58,7 @@ class ShareSettings:
         num_cursors: cursors of each shard.
         block_rows: rows of a block, about.
         aligned: the part of the begins of shares that move to units.
+        rotation: of the shards from turn to turn; see `cursor_shares`.
         reread: frames decoded twice, in parts of all.
         is_resident: whether frames stay in memory for later epochs.
         is_permuted: whether an epoch is a permutation of its rows.
@@ -65,6 +67,7 @@ class ShareSettings:
     num_cursors: int
     block_rows: int
     aligned: float = 1.0
+    rotation: int = 0
     reread: float = 0.0
     is_resident: bool = False
     is_permuted: bool = False
@@ -122,9 +125,9 @@ class ShareRequest:
         most = self._last(most, lambda count: self._block(count) is not None)
         if not self.keeps_frames or self.num_shards > 1:
             most = self._last(most, lambda count: self._reread(count) <= self._most_reread(count))
-        count, aligned = self._spread(most)
+        count, aligned, rotation = self._spread(most)
         block = self._block(count) or 1
-        return ShareSettings(count, block, aligned, self._reread(count, aligned))
+        return ShareSettings(count, block, aligned, rotation, self._reread(count, aligned))
 
     @staticmethod
     def _last(most: int, fits: Callable[[int], bool]) -> int:
@@ -175,26 +178,34 @@ class ShareRequest:
 
     # ---- phase
 
-    def _spread(self, most: int) -> tuple[int, float]:
-        """The number of cursors, and the part of their begins that align with units."""
+    def _spread(self, most: int) -> tuple[int, float, int]:
+        """The number of cursors, the part of their begins that align with units, and the rotation
+        of shards.
+        """
         span = max(group.span for group in self.groups)
         rows = int(np.median(np.diff(self.table.bounds)))
         is_short = span * _QUARTER < (rows - 1) * self.table.stride + span
         if not is_short or most * self.num_shards > _MOST_MEASURED:
-            return most, 1.0
+            return most, 1.0, 0
         are_alone = all(group.is_alone for group in self.groups)
-        chosen, count, tries = None, most, _TRIES if are_alone else most
+        # Ranks share their steps, workers do not.
+        rotations = (0,) if self.num_workers == 1 else (0, golden_part(self.num_shards))
+        tried, count = list[tuple[float, int, float, int]](), most
+        tries = _TRIES if are_alone else most
         while count and tries:
             wanted = MOST_PHASE / min(self.num_ranks * self.batch_size, self.num_shards * count)
-            aligned, phase = 1.0, self._phase(count, 1.0)
-            if phase > wanted and not are_alone:
-                aligned = self._least_aligned(count)
-                phase = self._phase(count, aligned)
-            if phase <= wanted:
-                return count, aligned
-            chosen = chosen or (count, aligned)
+            for rotation in rotations:
+                aligned, phase = 1.0, self._phase(count, 1.0, rotation)
+                if phase > wanted and not are_alone:
+                    aligned = self._least_aligned(count)
+                    phase = self._phase(count, aligned, rotation)
+                if phase <= wanted:
+                    return count, aligned, rotation
+                tried.append((phase / wanted, -count, aligned, rotation))
             count, tries = count - max(1, count // 16), tries - 1
-        return chosen or (1, 1.0)
+        # Fewer cursors that do not suffice either would cost episodes for nothing.
+        _, count, aligned, rotation = min(t for t in tried if -t[1] >= most * 7 // 8)
+        return -count, aligned, rotation
 
     def _least_aligned(self, num_cursors: int) -> float:
         """The least part of begins that align, so that at most `MOST_REREAD` is decoded twice."""
@@ -202,11 +213,12 @@ class ShareRequest:
         part = (MOST_REREAD - low) / max(high - low, 1e-9)
         return 1.0 - min(1.0, max(0.0, part))
 
-    def _phase(self, num_cursors: int, aligned: float) -> float:
+    def _phase(self, num_cursors: int, aligned: float, rotation: int) -> float:
         """How much the mean phase of cursors varies over the epoch, in parts of what phases vary
         by: of all cursors of a step's shards, averaged over steps.
         """
-        pieces = share_out(self._sequence, self.groups, self.num_shards, num_cursors, _KEY, aligned)
+        numbers = self.num_shards, num_cursors, _KEY
+        pieces = share_out(self._sequence, self.groups, *numbers, aligned, rotation)
         counts = np.bincount(pieces.cursor, pieces.count, self.num_shards * num_cursors)
         ends = np.cumsum(pieces.count)
         line = np.cumsum(counts) - counts
