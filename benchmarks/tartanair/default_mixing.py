@@ -2,7 +2,8 @@
 
 For sets of recordings, by ranks, workers and batch size: figures of `benchmarks.mixing`, which
 compare steps with a full shuffle of the dataset, and memory. `--write` writes the tables into
-ORDER.md and docs/order.md. Plans only, from lengths, and reads no data: all sets take about a
+ORDER.md and docs/order.md. `--shares` measures the order by equal shares, and counts what a full
+shuffle has and it has not. Plans only, from lengths, and reads no data: all sets take about a
 minute on one core.
 """
 
@@ -22,16 +23,21 @@ from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, PAGE, commit_
 from benchmarks.timing import markdown
 from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
+from seqrecord.loader.sampling.decoding_units import FrameGroup
 from seqrecord.loader.sampling.fixed_shards import shard_frames
 from seqrecord.loader.sampling.memory import FrameSizes, MemoryPlan, MemoryRequest, usual_limit
 from seqrecord.loader.sampling.plan import Plan, order_of
+from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.runs import Shard, Window
+from seqrecord.loader.sampling.share_orders import EpochKey, SharedOrder, order_of_shard
+from seqrecord.loader.sampling.share_settings import ShareRequest
 from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.tables.grids import ChunkGrid, IntArray
 
 __all__ = [
     *("CASES", "Case", "Group", "Job", "PlannedEpoch", "Row"),
-    *("measured", "plan_epoch", "rows_of", "shortfalls", "summary", "table"),
+    *("measured", "misses", "plan_epoch", "plan_shares", "rows_of", "shortfalls", "summary"),
+    "table",
 ]
 
 DOCS = "docs/order.md"
@@ -45,6 +51,11 @@ WORKER_LIMIT = 4 << 30  # the default of 16 workers refuses such batches of long
 SMALL = 1 << 16  # bytes of a frame that is kept in memory whatever its codec
 PIECE = 32  # frames of video that are decoded at once
 DECODER = 9  # frames that a decoder of video holds
+FREE = 2048  # bytes of a frame whose load costs less than the gather of a clip of it
+BATCHES = 4  # in memory: two of the loader, two of the training
+LEAST_CURSORS, LEAST_BLOCK = 24, 32  # that the default memory limit has room for
+USUAL_LIMIT, MOST_LIMIT = 2 << 30, 8 << 30
+MOST = 1 << 62
 IMAGE, PACKET = 1 / 2, 1 / 100  # bytes of an encoded image and of a packet in those of a frame
 
 
@@ -92,6 +103,12 @@ class Group:
         unit = max(1, self.gop)
         grid = ChunkGrid(sizes, places, number, by_frame=self.gop == 0, unit_frames=unit)
         return grid.in_pieces(lengths, PIECE) if self.gop > 1 else grid
+
+    def frames_of(self, lengths: IntArray, clip_len: int) -> FrameGroup:
+        """The group's frames in clips."""
+        grid = self.grid(0, lengths).whole_chunks
+        decoder = self.decoder_bytes + self.chunk_bytes * (self.gop > 1)
+        return FrameGroup(np.arange(clip_len), lengths, self.nbytes, grid, decoder)
 
 
 @dataclass(frozen=True)
@@ -262,12 +279,14 @@ class PlannedEpoch:
         chosen: the settings, in words.
         nbytes: the greatest memory of a shard.
         is_resident: whether frames stay in memory, so that later epochs differ from the first.
+        num_cursors: of all shards.
     """
 
     rows: EpochRows
     chosen: str
     nbytes: int
     is_resident: bool
+    num_cursors: int = 0
 
 
 Planned: TypeAlias = Callable[[Case, Job, int], PlannedEpoch]
@@ -294,6 +313,52 @@ def plan_epoch(case: Case, job: Job, epoch: int = 0, *, seed: int = 1) -> Planne
         f"{settings.num_cursors} x {settings.block_frames}" if is_decoded else "all clips",
         nbytes,
         settings.resident,
+        settings.num_cursors * job.num_shards if is_decoded else MOST,
+    )
+
+
+def plan_shares(case: Case, job: Job, epoch: int = 0, *, seed: int = 1) -> PlannedEpoch:
+    """Plan an epoch by equal shares, with the settings that `ShareRequest` chooses."""
+    lengths = np.array(case.lengths, np.int64)
+    clips = enumerate_clips(ClipSpec(case.clip_len), case.layout, np.arange(len(lengths)))
+    table = RowTable.of(clips)
+    groups = [group.frames_of(lengths, case.clip_len) for group in case.groups]
+    frame, num_frames = sum(group.nbytes for group in case.groups), int(lengths.sum())
+    batches = BATCHES * job.batch_size * case.clip_len * frame
+    cursors = max(LEAST_CURSORS, 2 * job.batch_size) * (case.clip_len + LEAST_BLOCK) * frame
+    limit = job.memory_limit or min(MOST_LIMIT, max(USUAL_LIMIT, batches + cursors))
+    room, shards = limit - batches, job.num_shards
+    fixed = shards if case.fixed_shards else 1
+    is_small = all(group.nbytes <= FREE and not group.gop for group in case.groups)
+    is_permuted = is_small and num_frames * frame <= room
+    is_resident = (
+        not is_permuted and case.may_stay(shards) and -(-num_frames // fixed) * frame <= room
+    )
+    request = ShareRequest(
+        table, groups, job.batch_size, job.ranks, max(1, job.workers), room, is_resident
+    )
+    settings = request.choose()
+    settings = replace(settings, is_resident=is_resident, is_permuted=is_permuted)
+    columns = []
+    for index in range(shards):
+        numbers = index, shards, job.batch_size
+        order = order_of_shard(table, groups, settings, EpochKey(seed, epoch), *numbers)
+        row = order.rows(0, order.num_rows)
+        rank, worker = divmod(index, max(1, job.workers))
+        step = np.arange(len(row)) // job.batch_size * max(1, job.workers) + worker
+        reader = np.full_like(row, index)
+        if isinstance(order, SharedOrder) and not is_resident:
+            reader += shards * order.rounds.rows(0, order.rounds.num_rounds).piece
+        columns.append(np.stack((step, np.full_like(row, rank), *table.locate(row), reader)))
+    step, rank, episode, start, reader = np.concatenate(columns, axis=1)
+    is_decoded = not is_permuted and not (is_resident and epoch)
+    chosen = f"{settings.num_cursors} x {settings.block_rows}"
+    return PlannedEpoch(
+        EpochRows(step, rank, episode, start, reader if is_decoded else None),
+        "all clips" if is_permuted or (is_resident and epoch) else chosen,
+        0,
+        is_resident,
+        MOST if is_permuted or (is_resident and epoch) else settings.num_cursors * shards,
     )
 
 
@@ -437,6 +502,28 @@ def shortfalls(rows: Sequence[Row]) -> str:
     )
 
 
+def misses(rows: Sequence[Row]) -> str:
+    """In how many rows with at least two episodes for each process an epoch misses a full shuffle.
+
+    Phases may vary, between steps, by twice what those of independent clips or cursors do.
+    """
+    words = dict[str, int]()
+    counted = [row for row in rows if len(row.case.lengths) >= 2 * row.job.num_shards]
+    for _, job, _, planned, mixing in counted:
+        step, tail = mixing.step_episodes, mixing.tail_episodes.value
+        independent = min(job.ranks * job.batch_size, planned.num_cursors)
+        missed = {
+            "step": step.ratio < 0.95 and not job.workers,
+            "rank": mixing.rank_episodes.ratio < 0.85,
+            "last steps": tail < 0.8 * step.value,
+            "phase": mixing.phase.value > 2 / independent,
+            "decodes": mixing.decodes > 1.1,
+        }
+        for name in [name for name, is_missed in missed.items() if is_missed] or ["none"]:
+            words[name] = words.get(name, 0) + 1
+    return f"Of {len(counted)} rows: {words}"
+
+
 def _episodes(mixing: Mixing) -> tuple[Figure, Figure, Figure]:
     return mixing.step_episodes, mixing.rank_episodes, mixing.tail_episodes
 
@@ -449,13 +536,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("set", nargs="*", help="parts of names of sets; by default all")
     parser.add_argument("--write", action="store_true", help="write ORDER.md and docs/order.md")
+    parser.add_argument("--shares", action="store_true", help="measure the order by equal shares")
     options = parser.parse_args(arguments)
-    if options.set and options.write:
-        parser.error("--write measures all sets")
+    if (options.set or options.shares) and options.write:
+        parser.error("--write measures all sets in the order of loaders")
     cases = [c for c in CASES if not options.set or any(part in c.name for part in options.set)]
     measured_code = commit_line()
-    rows = list(rows_of(cases))
+    rows = list(rows_of(cases, plan_shares if options.shares else plan_epoch))
     print(table(rows))
+    print(misses(rows))
     if options.write:
         write_block(PAGE, "defaults", f"{measured_code}\n\n{table(rows)}\n")
         block = f"{summary(rows)}\n\n{shortfalls(rows)} {measured_code}\n"
