@@ -63,10 +63,13 @@ _MOST_MOVED = 0.49  # of a share
 Floats = npt.NDArray[np.float64]
 
 
-def golden_part(number: int) -> int:
-    """The number nearest to the golden part of another one, without a common divisor with it."""
-    golden = round(number * GOLDEN)
-    near = (golden + sign * step for step in range(number + 1) for sign in (1, -1))
+def coprime_part(number: int, parts: float = 1 / GOLDEN) -> int:
+    """The number nearest to `number / parts` that has no common divisor with `number`, at least 1.
+
+    Of two, the greater one.
+    """
+    part = round(number / parts)
+    near = (part + sign * step for step in range(number + 1) for sign in (1, -1))
     return next((n for n in near if 0 < n <= number and gcd(n, number) == 1), 1)
 
 

@@ -29,7 +29,7 @@ from seqrecord.loader.sampling.permutations import Permutation
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.share_rounds import CursorRounds, intervals
-from seqrecord.loader.sampling.share_settings import ShareSettings
+from seqrecord.loader.sampling.share_settings import ShareSettings, parts_of_block
 from seqrecord.store.tables.grids import IntArray, ragged_arange
 
 
@@ -67,12 +67,17 @@ class SharedOrder(RowOrder):
     Args:
         pieces: of the shard.
         settings: number and blocks of the cursors.
-        batch_size: rows of a batch; the first round has two batches.
+        batch_size: rows of a batch. The first round has two batches, or is as long as others if
+            there are fewer cursors than rows of a batch.
         key: of all random numbers of the shard.
     """
 
     def __init__(self, pieces: Pieces, settings: ShareSettings, batch_size: int, key: int) -> None:
-        self.rounds = CursorRounds(pieces, 2 * batch_size, settings.round_rows, key)
+        parts = parts_of_block(batch_size, settings.num_cursors)
+        # Rows of a batch overlap in short blocks.
+        is_short = settings.num_cursors < batch_size
+        first_rows = settings.round_rows if is_short else 2 * batch_size
+        self.rounds = CursorRounds(pieces, first_rows, settings.round_rows, key, parts)
         self.num_rows = self.rounds.num_rows
 
     def rows(self, first: int, last: int) -> IntArray:

@@ -14,22 +14,23 @@ The numbers i are a `permutation` of the cursors (purpose `CURSOR_BEGINS`). So b
 cursors together have emitted nearly e rows, in the first rounds one cursor after the other.
 
 A round emits the rows of its blocks evenly spread. Block b, numbered by round and then by cursor,
-with s rows emits as its k-th row its row (g k + h) mod s, where g is `golden_part(s)` and h is
-`hash64` of b (`BLOCK_SHIFTS`), so rows of one cursor that are emitted one after the other are far
-apart. The row's place in the round is (k + (r + 1/2) / cursors) / s, rounded down to 2^-36, where r
-is the rank of `hash64` of b among the round's blocks (`CURSOR_PLACES`). Rows of equal places come
-by block, and then by k.
+with s rows emits as its k-th row its row (g k + h) mod s, where h is `hash64` of b
+(`BLOCK_SHIFTS`), and g the number nearest to s / `parts` without a common divisor with s: see
+`coprime_part`. So rows of one cursor that are emitted one after the other are far apart, and as
+many as `parts` are evenly spread over the block. The row's place in the round is
+(k + (r + 1/2) / cursors) / s, rounded down to 2^-36, where r is the rank of `hash64` of b among the
+round's blocks (`CURSOR_PLACES`). Rows of equal places come by block, and then by k.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
-from seqrecord.loader.sampling.cursor_shares import Pieces, golden_part
+from seqrecord.loader.sampling.cursor_shares import GOLDEN, Pieces, coprime_part
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
 from seqrecord.store.tables.grids import IntArray, ragged_arange
 
@@ -56,10 +57,18 @@ class CursorRounds:
         first_rows: rows of the first round.
         round_rows: rows of the longest round.
         key: of all random numbers.
+        parts: how many rows of a block are evenly spread.
     """
 
-    def __init__(self, pieces: Pieces, first_rows: int, round_rows: int, key: int) -> None:
-        self.pieces, self._key = pieces, key
+    def __init__(
+        self,
+        pieces: Pieces,
+        first_rows: int,
+        round_rows: int,
+        key: int,
+        parts: float = 1 / GOLDEN,
+    ) -> None:
+        self.pieces, self._key, self._parts = pieces, key, parts
         self._ends = np.cumsum(pieces.count)
         self.num_rows = int(self._ends[-1])
         num_cursors = int(pieces.cursor[-1]) + 1
@@ -132,7 +141,9 @@ class CursorRounds:
         shift = (shift % np.maximum(sizes, 1).astype(np.uint64)).astype(np.int64)
         block, place = ragged_arange(sizes)
         size = sizes[block]
-        offset = (_strides(int(sizes.max(initial=0)))[size] * place + shift[block]) % size
+        offset = (
+            _strides(int(sizes.max(initial=0)), self._parts)[size] * place + shift[block]
+        ) % size
         line = (self._line + emitted[:-1]).ravel()[block] + offset
         piece = np.searchsorted(self._ends, line, side="right")
         row = self.pieces.first[piece] + line - (self._ends - self.pieces.count)[piece]
@@ -164,11 +175,6 @@ class CursorRounds:
         return np.argsort(np.argsort(drawn, axis=1), axis=1).ravel()
 
 
-def _strides(size: int) -> IntArray:
-    """For each number up to `size`: the nearest to its golden part without a common divisor."""
-    return _strides_below(1 << size.bit_length())
-
-
 def intervals(single: IntArray, first: IntArray, count: IntArray) -> tuple[IntArray, IntArray]:
     """Single rows and intervals of rows, ascending, int64[n] each; without empty ones."""
     first = np.concatenate((single, first))
@@ -178,6 +184,11 @@ def intervals(single: IntArray, first: IntArray, count: IntArray) -> tuple[IntAr
     return first[order], count[order]
 
 
-@cache
-def _strides_below(stop: int) -> IntArray:
-    return np.array([golden_part(size) for size in range(stop)], np.int64)
+def _strides(size: int, parts: float) -> IntArray:
+    """For each number up to `size`, see `coprime_part`; int64."""
+    return _strides_below(1 << size.bit_length(), parts)
+
+
+@lru_cache(maxsize=32)
+def _strides_below(stop: int, parts: float) -> IntArray:
+    return np.array([coprime_part(size, parts) for size in range(stop)], np.int64)

@@ -18,14 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 
 from seqrecord.loader.sampling.cursor_shares import (
+    GOLDEN,
     EpisodeSequence,
     begins_of_shares,
+    coprime_part,
     cut_costs,
-    golden_part,
     share_out,
 )
 from seqrecord.loader.sampling.decoding_units import FrameGroup
@@ -37,11 +39,13 @@ from seqrecord.store.tables.grids import IntArray, ragged_arange
 USUAL_REREAD = 0.035
 MOST_REREAD = 0.092
 MOST_PHASE = 2.0
-BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+BLOCKS = tuple(size << power for power in range(14) for size in (2, 3))
 """Rows of blocks, of which the longest that fits is taken."""
 
 _KEY = 0  # of measurements
 _USUAL_BLOCK = 8  # rows, of more cursors than a batch needs
+_MOST_BLOCK = 64  # rows, unless a batch has several rows of a block, which would overlap
+_APART = 1.25  # of rows that do not overlap
 _MOST_ROWS = 1 << 17  # of a round
 _WALKED_ROWS = 1 << 12
 _MOST_MEASURED = 1 << 12  # shares whose phases are measured
@@ -142,16 +146,17 @@ class ShareRequest:
 
     def _block(self, num_cursors: int) -> int | None:
         """The longest block that fits; `None` if none does that is long enough."""
-        needed = 1
+        least, most = 1, _MOST_BLOCK
         if num_cursors > 1:
             usual = _USUAL_BLOCK if num_cursors > self.batch_size else 1
-            needed = max(usual, -(-2 * self.batch_size // num_cursors))
-        blocks = [block for block in BLOCKS if needed <= block] or [needed]
-        if needed not in blocks:
-            blocks.insert(0, needed)
-        most = max(needed, self.most_rows // num_cursors)
-        fitting = [b for b in blocks if b <= most and num_cursors * self._peak(b) <= self.room]
-        return fitting[-1] if fitting else None
+            least = max(usual, -(-2 * self.batch_size // num_cursors))
+        if num_cursors < self.batch_size:  # rows of a batch overlap in shorter blocks
+            span = max(group.span for group in self.groups) / self.table.stride
+            most = max(most, ceil(_APART * parts_of_block(self.batch_size, num_cursors) * span))
+        most = max(least, min(most, self.most_rows // num_cursors))
+        blocks = {least, most, *(block for block in BLOCKS if least <= block <= most)}
+        fitting = (b for b in blocks if num_cursors * self._peak(b) <= self.room)
+        return max(fitting, default=None)
 
     def _peak(self, block: int) -> int:
         """The most bytes of one cursor with such blocks."""
@@ -189,7 +194,7 @@ class ShareRequest:
             return most, 1.0, 0
         are_alone = all(group.is_alone for group in self.groups)
         # Ranks share their steps, workers do not.
-        rotations = (0,) if self.num_workers == 1 else (0, golden_part(self.num_shards))
+        rotations = (0,) if self.num_workers == 1 else (0, coprime_part(self.num_shards))
         tried, count = list[tuple[float, int, float, int]](), most
         tries = _TRIES if are_alone else most
         while count and tries:
@@ -238,6 +243,13 @@ class ShareRequest:
             if (worker == number).any()
         ]
         return float(((np.stack(means) - 0.5) ** 2).mean() * 12)
+
+
+def parts_of_block(batch_size: int, num_cursors: int) -> float:
+    """How many rows of a block are evenly spread: those of a batch, and one more."""
+    if num_cursors >= batch_size:
+        return 1 / GOLDEN
+    return -(-batch_size // num_cursors) + 1.0
 
 
 def cursor_bytes(table: RowTable, groups: Sequence[FrameGroup], block: int) -> int:
