@@ -45,7 +45,7 @@ BLOCKS = tuple(size << power for power in range(14) for size in (2, 3))
 _KEY = 0  # of measurements
 _USUAL_BLOCK = 8  # rows, of more cursors than a batch needs
 _MOST_BLOCK = 64  # rows, unless a batch has several rows of a block, which would overlap
-_APART = 1.25  # of rows that do not overlap
+_APART = 3  # of rows that do not overlap
 _MOST_ROWS = 1 << 17  # of a round
 _WALKED_ROWS = 1 << 12
 _MOST_MEASURED = 1 << 12  # shares whose phases are measured
@@ -242,7 +242,13 @@ class ShareRequest:
             for number in range(self.num_workers)
             if (worker == number).any()
         ]
-        return float(((np.stack(means) - 0.5) ** 2).mean() * 12)
+        # A round mixes the phases of its blocks.
+        block = self._block(num_cursors) or 1
+        num_blocks = len(self.table) / (self.num_shards * num_cursors * block)
+        _, rounds = np.unique((times * num_blocks).astype(np.int64), return_inverse=True)
+        sizes = np.bincount(rounds)
+        of_rounds = np.stack([np.bincount(rounds, mean) / sizes for mean in means])
+        return float(np.average((of_rounds - 0.5) ** 2, axis=1, weights=sizes).mean() * 12)
 
 
 def parts_of_block(batch_size: int, num_cursors: int) -> float:
