@@ -243,7 +243,9 @@ def _nearest_units(
     begin, stop = group.units(episode, group.first(episode, start))
     offset = int(group.offsets[0])
     low = np.where(begin > 0, table.rows_from(owner, begin - offset), table.bounds[owner])
-    high = table.rows_from(owner, stop - offset)
+    # Rows whose first frames lie behind the last one have it as their first frame.
+    is_last = stop == group.num_frames[episode]
+    high = np.where(is_last, table.bounds[owner + 1], table.rows_from(owner, stop - offset))
     nearest = np.where(row - low <= high - row, low, high)
     return sequence.cost_before(place, nearest) % sequence.total
 
