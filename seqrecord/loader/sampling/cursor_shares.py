@@ -5,38 +5,41 @@ many shares as all shards have cursors. A cursor reads its share front to back, 
 episodes. Three shards with two cursors each::
 
     sequence                 |-----B-----|-----D-----|-----A-----|-----C-----|
-    shares                   ...0|---1---|---2---|---3---|---4---|---5---|---0
-    shard and cursor            1,0 0,0     2,0     2,1     0,1     1,1
+    shares                   ...5|---0---|---1---|---2---|---3---|---4---|---5
+    shard and cursor         2,1  0,0     1,0     2,0     0,1     1,1     2,1
 
-Episodes are sorted by `hash64` of their numbers (purpose `EPISODE_ORDER`). K is the number of
-shares, n the number of rows, and d is drawn in [0, 1), by `uniform` of 0 (`SHARE_BEGINS`):
+Episodes are sorted by `hash64` of the numbers of their `owner` (purpose `EPISODE_ORDER`), so that
+copies of one are apart. Numbers of a purpose are drawn with `key_of(purpose, key)`. K is the number
+of shares, n the number of rows, and d is drawn in [0, 1), by `uniform` of 0 (`SHARE_BEGINS`):
 
 1. Share k, from 0 on, begins where (k + d) n / K rows of the sequence come before it.
 2. The *phase* of a share is the part of its first episode that lies before it. Where episodes have
    equal lengths, shares at even distances have few phases, and all cursors would be at one place of
    their episodes at any time. So begins move until their phases are evenly spread. The i-th share
-   by phase wants the phase (i + 1/2) / K; among shares of one phase (equal to 2^-20), those with
+   by phase, rounded to 2^-20, wants the phase (i + 1/2) / K; among shares of one phase, those with
    the least min(2 k, 2 (K - k) - 1) come first, so that begins move up in the first half of the
    sequence and down in the second, and shares stay nearly equal. A share moves by the difference
    of its wanted phase and its own, between -1/2 and 1/2, less the median of all moves and again
    between -1/2 and 1/2, times the rows of its episode; at most by 0.49 n / K rows. Begins are
    rounded down, and those below 0 or beyond n are on the other side of the circle.
-3. With *units*, see `decoding_units`, a begin then moves to the nearest row of its episode whose
-   first frame is the first of a unit, the one before it if both are equally near, or to the next
-   episode. This concerns shares with frac(k GOLDEN + d) below `aligned`, those of the last turn
-   only if there is a single shard. Others keep their phases, and frames of their units are
-   decoded twice. Then begins are sorted.
+3. With *units* of the `leading` group, see `decoding_units`, a begin then leaves the unit in which
+   the first frame of its row is: it moves to the first row of its episode in this unit, or to the
+   first one behind it, which may be the next episode's; to the nearer one in rows, to the first one
+   if both are equally near. This concerns shares with frac(k g + d) below `aligned`, where g is
+   (5^.5 - 1) / 2, and k below K - shards unless there is a single shard. Others keep their phases,
+   and frames of their units are decoded twice. Then begins are sorted.
 4. A *turn* are as many next shares as there are shards. In turn t, the share at place j goes to
    shard (j + t `rotation`) mod shards, where it is the share of cursor t.
 5. The shares of the last turn are cut anew, in their order, so that all shards have equally many
-   rows; the first ones have one more if they do not divide evenly. If a shard has too many rows
-   already, the shares of each turn go to shards anew: the longest one to the shard that lacks most
+   rows; the first ones have one more if they do not divide evenly. If no row is left for a shard
+   there, the shares of each turn go to shards anew: the longest one to the shard that lacks most
    rows (of equal shares first the one with the least `hash64` of its number, `SHARE_SHARDS`; of
    equal shards the first one). Then as many of the last turns as necessary are cut anew, into equal
-   parts of what each shard lacks before them, of at least one row each: of m parts of x rows, the
-   first i have floor(i x / m) rows.
+   parts of what each shard lacks before them, of at least one row each, or of none if there are
+   fewer than K rows: of m parts of x rows, the first i have floor(i x / m) rows.
 
-With costs, read "cost" for "row" where numbers of rows are compared. Shares begin at rows.
+With costs, n is the cost of all rows; read "cost" for "row" everywhere but in step 3. Shares begin
+at rows: a begin inside a row's cost moves down to that of the row, after steps 2 and 3 and 5.
 """
 
 from __future__ import annotations
@@ -102,8 +105,8 @@ class EpisodeSequence:
     Attributes:
         table: the rows.
         order: the owners of rows in their order, int64[owners].
-        weight: cumulative costs, of the rows before each row and of all, int64[rows + 1]; `None`
-            if each row costs 1.
+        weight: cumulative costs, of the rows before each row of the table and of all,
+            int64[rows + 1]; `None` if each row costs 1. Rows cost at least 1.
     """
 
     table: RowTable
@@ -142,7 +145,7 @@ class EpisodeSequence:
         return int(self.ends[-1])
 
     def find(self, cost: IntArray) -> tuple[IntArray, IntArray]:
-        """The place of the episode, and the row, with so much cost before it; int64[n] each."""
+        """The place of the episode, and the row, in whose cost these costs are; int64[n] each."""
         place = np.searchsorted(self.ends, cost, side="right")
         first = self.table.bounds[self.order[place]]
         cost = cost - np.where(place > 0, self.ends[place - 1], 0)
@@ -233,7 +236,7 @@ def _nearest_turn(phase: Floats) -> Floats:
 def _nearest_units(
     sequence: EpisodeSequence, groups: Sequence[FrameGroup], cost: IntArray
 ) -> IntArray:
-    """The costs before the nearest rows, of their episodes, whose first frames begin a unit."""
+    """The costs before the nearest rows, of their episodes, that are the first ones of a unit."""
     table, group = sequence.table, leading(groups)
     if group.is_alone or not len(cost):
         return cost
@@ -251,7 +254,9 @@ def _nearest_units(
 
 
 def leading(groups: Sequence[FrameGroup]) -> FrameGroup:
-    """The group whose units cost most to decode in part."""
+    """The group whose units have most bytes: the first of those with the greatest product of a
+    frame's bytes and the frames of a unit. Of chunks: the median over episodes of their longest.
+    """
     if len(groups) == 1:
         return groups[0]
 

@@ -9,8 +9,9 @@ Any part of an order is computed without the rows before it:
 - `SequenceOrder`: the rows of a batch are equal shares of a sequence of episodes. Without a
   shuffle, each shard has one share of the table, row by row.
 
-A batch has the next `batch_size` rows of its shard's order. `order_of_shard` says which order, and
-with which keys.
+A batch has the next `batch_size` rows of its shard's order. `order_of_shard` says which order. The
+key of the sequence, of its shares and of a permutation of all rows is `EpochKey.of()`, with epoch 0
+if frames are resident; that of a shard's rounds and permutation is `EpochKey.of(shard)`.
 
 After a change of ranks or workers, the rows that are left, `left_of`, are a table of their own.
 """
@@ -43,7 +44,7 @@ class EpochKey(NamedTuple):
     segment: int = 0
 
     def of(self, *values: int) -> int:
-        """The key for these values."""
+        """`key_of(Purpose.SHARES_OF_EPOCH, seed, epoch, segment, *values)`."""
         return key_of(Purpose.SHARES_OF_EPOCH, *self, *values)
 
 
@@ -185,6 +186,10 @@ def order_of_shard(
 ) -> RowOrder:
     """The order of one shard.
 
+    A `PermutedOrder` if `settings` say so; later epochs of resident frames permute the shard's rows
+    of epoch 0 and of the same segment, cursor by cursor, front to back. Otherwise a `SharedOrder`;
+    without a shuffle, a `SequenceOrder` of size 1.
+
     Args:
         table: the rows of the epoch.
         groups: the groups of features.
@@ -194,7 +199,8 @@ def order_of_shard(
         num_shards: number of shards.
         batch_size: rows of a batch.
         shuffle: whether the order is random.
-        weight: cumulative costs, by which shards are equal; see `EpisodeSequence`.
+        weight: cumulative costs, by which shards of a `SharedOrder` are equal; see
+            `EpisodeSequence`. Other orders have equal numbers of rows.
     """
     if settings.is_permuted and shuffle:
         return PermutedOrder(len(table), key.of(), shard, num_shards)

@@ -1,5 +1,7 @@
 """Rounds of cursors: the rows of one shard in emitted order.
 
+The cursors are those up to the last one with a row.
+
 In a *round*, each cursor emits the next rows of its share, its *block*. All cursors end together: a
 cursor with twice as many rows has blocks twice as long. Rounds of a shard with n rows have edges::
 
@@ -19,7 +21,8 @@ with s rows emits as its k-th row its row (g k + h) mod s, where h is `hash64` o
 `coprime_part`. So rows of one cursor that are emitted one after the other are far apart, and as
 many as `parts` are evenly spread over the block. The row's place in the round is
 (k + (r + 1/2) / cursors) / s, rounded down to 2^-36, where r is the rank of `hash64` of b among the
-round's blocks (`CURSOR_PLACES`). Rows of equal places come by block, and then by k.
+blocks of the round's cursors, also of empty ones (`CURSOR_PLACES`). Rows of equal places come by
+block, and then by k.
 """
 
 from __future__ import annotations

@@ -252,7 +252,10 @@ class ShareRequest:
 
 
 def parts_of_block(batch_size: int, num_cursors: int) -> float:
-    """How many rows of a block are evenly spread: those of a batch, and one more."""
+    """How many rows of a block are evenly spread: those of a batch, rounded up, and one more.
+
+    If a batch has at most one row of each cursor: 1 / GOLDEN, so that any number is.
+    """
     if num_cursors >= batch_size:
         return 1 / GOLDEN
     return -(-batch_size // num_cursors) + 1.0
