@@ -316,8 +316,10 @@ def _pieces(sequence: EpisodeSequence, begin: IntArray, cursor: IntArray) -> Pie
     place, row = sequence.find(begin % sequence.total)
     begins = heads[place] + row - table.bounds[order[place]]  # in rows of the sequence
     begins = np.maximum.accumulate(np.where(begin >= sequence.total, begins + total, begins))
-    edges = np.unique(np.concatenate((heads, heads + total, begins)))
-    edges = edges[(edges >= begins[0]) & (edges < begins[0] + total)]
+    later = int(np.searchsorted(heads, begins[0]))
+    edges = np.concatenate((heads[later:], heads[:later] + total, begins))
+    edges.sort(kind="stable")
+    edges = edges[np.diff(edges, prepend=-1) > 0]
     share = np.searchsorted(begins, edges, side="right") - 1
     count = np.diff(edges, append=begins[0] + total)
     place = np.searchsorted(heads, edges % total, side="right") - 1

@@ -43,7 +43,7 @@ BLOCKS = tuple(size << power for power in range(14) for size in (2, 3))
 """Rows of blocks, of which the longest that fits is taken."""
 
 _KEY = 0  # of measurements
-_USUAL_BLOCK = 8  # rows, of more cursors than a batch needs
+_USUAL_BLOCK = 16  # rows, of more cursors than a batch needs
 _MOST_BLOCK = 64  # rows, unless a batch has several rows of a block, which would overlap
 _APART = 3  # of rows that do not overlap
 _MOST_ROWS = 1 << 17  # of a round
@@ -113,6 +113,12 @@ class ShareRequest:
     def _sequence(self) -> EpisodeSequence:
         return EpisodeSequence.shuffled(self.table, _KEY)
 
+    @cached_property
+    def _walks(self) -> list[tuple[IntArray, IntArray]]:
+        """Rows of the shortest episodes, which have most frames for their rows; and shuffled."""
+        shortest = np.argsort(np.diff(self.table.bounds), kind="stable")
+        return [walked_rows(self.table, order) for order in (shortest, self._sequence.order)]
+
     @property
     def num_shards(self) -> int:
         return self.num_ranks * self.num_workers
@@ -155,15 +161,17 @@ class ShareRequest:
             most = max(most, ceil(_APART * parts_of_block(self.batch_size, num_cursors) * span))
         most = max(least, min(most, self.most_rows // num_cursors))
         blocks = {least, most, *(block for block in BLOCKS if least <= block <= most)}
-        fitting = (b for b in blocks if num_cursors * self._peak(b) <= self.room)
-        return max(fitting, default=None)
+        descending = sorted(blocks, reverse=True)
+        return next((b for b in descending if num_cursors * self._peak(b) <= self.room), None)
 
     def _peak(self, block: int) -> int:
         """The most bytes of one cursor with such blocks."""
         if self.keeps_frames:
             return 0
         if block not in self._peaks:
-            self._peaks[block] = cursor_bytes(self.table, self.groups, block)
+            self._peaks[block] = max(
+                walked_bytes(self.table, self.groups, walk, block) for walk in self._walks
+            )
         return self._peaks[block]
 
     # ---- reading
@@ -261,27 +269,25 @@ def parts_of_block(batch_size: int, num_cursors: int) -> float:
     return -(-batch_size // num_cursors) + 1.0
 
 
-def cursor_bytes(table: RowTable, groups: Sequence[FrameGroup], block: int) -> int:
-    """The most bytes of frames and decoders of a cursor with blocks of so many rows, and of its
-    loads of the next block.
-
-    The cursor walks over up to `_WALKED_ROWS` rows of the shortest episodes, which have most
-    frames for their rows, and up to as many of a shuffle.
-    """
-    lengths = np.diff(table.bounds)
-    orders = np.argsort(lengths, kind="stable"), EpisodeSequence.shuffled(table, _KEY).order
-    return max(_walked_bytes(table, groups, block, order) for order in orders)
-
-
-def _walked_bytes(
-    table: RowTable, groups: Sequence[FrameGroup], block: int, order: IntArray
-) -> int:
+def walked_rows(table: RowTable, order: IntArray) -> tuple[IntArray, IntArray]:
+    """The first `_WALKED_ROWS` rows of episodes in an order, and the place of each episode."""
     bounds = table.bounds
-    counts = np.diff(bounds)[order]
-    most = max(_WALKED_ROWS, 4 * block)
-    stop = int(np.searchsorted(np.cumsum(counts), most)) + 1
-    run, offset = ragged_arange(np.minimum(counts[:stop], most))
-    row = bounds[order[:stop]][run] + offset
+    counts = np.diff(bounds)[order[:_WALKED_ROWS]]
+    stop = int(np.searchsorted(np.cumsum(counts), _WALKED_ROWS)) + 1
+    run, offset = ragged_arange(np.minimum(counts[:stop], _WALKED_ROWS))
+    return bounds[order[run]] + offset, run
+
+
+def walked_bytes(
+    table: RowTable,
+    groups: Sequence[FrameGroup],
+    walk: tuple[IntArray, IntArray],
+    block: int,
+) -> int:
+    """The most bytes of frames and decoders of a cursor that walks over rows in blocks, and of its
+    loads of the next block.
+    """
+    row, run = walk
     episode, start = table.locate(row)
     rounds = np.arange(len(row)) // block
     lives = [
