@@ -22,6 +22,7 @@ from math import ceil
 
 import numpy as np
 
+from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.sampling.cursor_shares import (
     GOLDEN,
     EpisodeSequence,
@@ -35,6 +36,7 @@ from seqrecord.loader.sampling.frame_life import life_of_frames, peak_bytes
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.tables.grids import IntArray, ragged_arange
+from seqrecord.store.units import format_size
 
 USUAL_REREAD = 0.035
 MOST_REREAD = 0.092
@@ -63,7 +65,9 @@ class ShareSettings:
         block_rows: rows of a block, about.
         aligned: the part of the begins of shares that move to units.
         rotation: of the shards from turn to turn; see `cursor_shares`.
-        reread: frames decoded twice, in parts of all.
+        reread: frames decoded twice because shares begin inside episodes, in parts of all.
+        gap: the most rounds without a use that a frame stays; `None` if it stays for its last use.
+        redecoded: frames decoded again because of `gap`, in parts of all.
         is_resident: whether frames stay in memory for later epochs.
         is_permuted: whether an epoch is a permutation of its rows.
     """
@@ -73,6 +77,8 @@ class ShareSettings:
     aligned: float = 1.0
     rotation: int = 0
     reread: float = 0.0
+    gap: int | None = None
+    redecoded: float = 0.0
     is_resident: bool = False
     is_permuted: bool = False
 
@@ -96,6 +102,7 @@ class ShareRequest:
         keeps_frames: whether frames stay in memory, so that a process decodes each once.
         max_cursors: upper bound of the number of cursors.
         max_round_rows: upper bound of the rows of a round.
+        beside: bytes of batches, for messages.
     """
 
     table: RowTable
@@ -107,6 +114,7 @@ class ShareRequest:
     keeps_frames: bool = False
     max_cursors: int | None = None
     max_round_rows: int | None = None
+    beside: int = 0
     _peaks: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
@@ -129,15 +137,22 @@ class ShareRequest:
         return min(self.max_round_rows or _MOST_ROWS, _MOST_ROWS)
 
     def choose(self) -> ShareSettings:
-        """The settings."""
+        """The settings.
+
+        Raises `MemoryLimitError` if one cursor does not fit, whose frames are decoded again for
+        each row.
+        """
         most = max(1, len(self.table) // self.num_shards)
         most = min(most, self.most_rows, self.max_cursors or most)
         most = self._last(most, lambda count: self._block(count) is not None)
         if not self.keeps_frames or self.num_shards > 1:
             most = self._last(most, lambda count: self._reread(count) <= self._most_reread(count))
         count, aligned, rotation = self._spread(most)
-        block = self._block(count) or 1
-        return ShareSettings(count, block, aligned, rotation, self._reread(count, aligned))
+        reread = self._reread(count, aligned)
+        if block := self._block(count):
+            return ShareSettings(count, block, aligned, rotation, reread)
+        gap, redecoded = self._longest_gap()
+        return ShareSettings(1, 1, aligned, rotation, reread, gap, redecoded)
 
     @staticmethod
     def _last(most: int, fits: Callable[[int], bool]) -> int:
@@ -169,10 +184,40 @@ class ShareRequest:
         if self.keeps_frames:
             return 0
         if block not in self._peaks:
-            self._peaks[block] = max(
-                walked_bytes(self.table, self.groups, walk, block) for walk in self._walks
-            )
+            self._peaks[block] = self._walked(block)[0]
         return self._peaks[block]
+
+    def _walked(self, block: int, gap: int | None = None, ahead: int = 1) -> tuple[int, int]:
+        """The most bytes of a cursor that walks over rows in blocks, and of its loads of the blocks
+        `ahead`; and the bytes of frames that it decodes.
+        """
+        nbytes = decoded = 0
+        for row, run in self._walks:
+            episode, start = self.table.locate(row)
+            rounds = np.arange(len(row)) // block
+            lives = [
+                (g, life_of_frames(g, run, episode, g.frames(episode, start), rounds, gap))
+                for g in self.groups
+            ]
+            nbytes = max(nbytes, peak_bytes(lives, int(rounds[-1]) + 1, ahead))
+            decoded += sum(group.nbytes * life.num_decoded for group, life in lives)
+        return nbytes, decoded
+
+    def _longest_gap(self) -> tuple[int | None, float]:
+        """The longest gap of a cursor that fits, of which no load is ahead; `None` if frames stay.
+
+        Also the frames that it decodes again.
+        """
+        needed, decoded = 0, self._walked(1, None, ahead=0)[1]
+        for gap in (None, *(1 << power for power in range(12, -1, -1)), 0):
+            needed, again = self._walked(1, gap, ahead=0)
+            if needed <= self.room:
+                return gap, again / decoded - 1
+        raise MemoryLimitError(
+            "the frames of one clip do not fit into memory_limit",
+            expected=f"at least {format_size(needed + self.beside)}",
+            got=format_size(self.room + self.beside),
+        )
 
     # ---- reading
 
@@ -276,22 +321,3 @@ def walked_rows(table: RowTable, order: IntArray) -> tuple[IntArray, IntArray]:
     stop = int(np.searchsorted(np.cumsum(counts), _WALKED_ROWS)) + 1
     run, offset = ragged_arange(np.minimum(counts[:stop], _WALKED_ROWS))
     return bounds[order[run]] + offset, run
-
-
-def walked_bytes(
-    table: RowTable,
-    groups: Sequence[FrameGroup],
-    walk: tuple[IntArray, IntArray],
-    block: int,
-) -> int:
-    """The most bytes of frames and decoders of a cursor that walks over rows in blocks, and of its
-    loads of the next block.
-    """
-    row, run = walk
-    episode, start = table.locate(row)
-    rounds = np.arange(len(row)) // block
-    lives = [
-        (group, life_of_frames(group, run, episode, group.frames(episode, start), rounds))
-        for group in groups
-    ]
-    return peak_bytes(lives, int(rounds[-1]) + 1)
