@@ -268,6 +268,10 @@ class StreamingLoader(EpochStream):
             location: local path or URL, or a dataset from `seqrecord.open`.
         """
         super().__init__()
+        if options.epoch_order.is_for_pipes and not isinstance(self, IterDataPipe):
+            expected = 'a SeqRecordPipe; or order="clips"'
+            got, problem = type(self).__name__, f"order={options.order!r} is for pipes"
+            raise ClipError(problem, expected=expected, got=got)
         self._epochs = Epochs(ClipLoader(plan_clips(location, options)))
 
     @classmethod

@@ -24,7 +24,7 @@ from seqrecord.loader.pipes.option_values import (
 from seqrecord.loader.pipes.registered_columns import ColumnOptions, check_columns
 from seqrecord.loader.rules import Rule
 from seqrecord.loader.sampling.bounds import LAST_BATCH
-from seqrecord.loader.sampling.orders import ORDERS, Order, find_order
+from seqrecord.loader.sampling.orders import ORDERS, TEMPORARY, Order, find_order
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
 from seqrecord.loader.sampling.shard_batches import BatchDraws
 from seqrecord.store.areas import DEVICE, load_entry
@@ -184,7 +184,7 @@ def _check_batch_size(name: str, value: Any) -> Any:
 
 def _check_order(name: str, value: Any) -> Any:
     """Return the name of an order."""
-    is_right = isinstance(value, str) and value in ORDERS
+    is_right = isinstance(value, str) and (value in ORDERS or value in TEMPORARY)
     return check(name, value, is_right, " or ".join(map(repr, ORDERS)))
 
 

@@ -195,10 +195,18 @@ class Planner:
             self._logged.add(shard.count)
             _log_mixing(self, shard.count)
         settings = settings or self.plan_memory(shard.count, epoch, segments).settings
+        plan = self._make_plan(epoch, segments, settings, shard)
+        self.costs.log(plan)
+        return plan
+
+    def _make_plan(
+        self, epoch: int, segments: Segments, settings: PlanSettings, shard: Shard
+    ) -> Plan:
+        """The plan of one shard with these settings."""
         plan_class = self.order.plan_class(settings, epoch, len(segments))
         table, common = self.clips(epoch, segments), self.view.samples.common
         is_typical = table is common.typical and not common.differ
-        plan = plan_class(
+        return plan_class(
             table,
             self.view.episodes,
             settings,
@@ -211,8 +219,6 @@ class Planner:
             costs=self.costs.of(epoch),
             stats=self.view.clip_stats if is_typical else None,
         )
-        self.costs.log(plan)
-        return plan
 
     # ---- memory of epochs
 
@@ -232,6 +238,18 @@ class Planner:
     ) -> MemoryPlan:
         """The memory for the settings of a saved state, or for the best ones; see `plan_memory`."""
         request, limit = self.memory_request(num_shards, epoch, segments), self.limit(num_shards)
+        of_order = self.order.fit(
+            request,
+            limit,
+            saved,
+            self.clips(epoch, segments),
+            self.view.episodes,
+            self.view.group_windows,
+            partial(self._make_plan, epoch, segments),
+            are_small=frames_may_stay(self.view)[False],
+        )
+        if of_order is not None:
+            return of_order
         if saved is not None:
             frames = self.staying_frames(num_shards, segments, saved)
             return replace(request, frames_in_memory=frames).plan_given(saved, limit)
@@ -465,7 +483,7 @@ def _log_mixing(planner: Planner, num_shards: int) -> None:
     """Log the reason if batches are not mixed well."""
     fitted, url = planner.plan_memory(num_shards), shown_place(planner.view.dataset.url)
     if fitted.limited and not fitted.of_memory:
-        _logger.info("%s: %s", url, fitted.limited)
+        _logger.log(fitted.notice_level, "%s: %s", url, fitted.limited)
     elif fitted.limited:
         enough = planner.memory_request(num_shards).limit_to_mix
         whose = " of each worker" if planner.workers(num_shards) > 1 else ""

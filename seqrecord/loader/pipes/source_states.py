@@ -81,8 +81,9 @@ def check_source(planner: Planner, state: SourceState, segments: Segments, epoch
     now["num_cursors"] = planner.options.tuning.num_cursors
     is_shuffled = planner.settings.shuffle or saved.shuffle
     is_mixed = is_shuffled and planner.order.is_mixed
+    are_chosen = now["num_cursors"] is None or planner.order.is_cursor_bound
     may_differ = {
-        "num_cursors": now["num_cursors"] is None or not is_mixed,
+        "num_cursors": are_chosen or not is_mixed,
         "shuffle_buffer": now["shuffle_buffer"] is None or not is_mixed,
         "seed": not is_shuffled and not view.samples.common.are_random,
     }

@@ -100,6 +100,11 @@ def shard_frames(
     return intervals, tuple(max_counts)
 
 
+def num_shuffled_rounds(num_clips: int) -> int:
+    """The number of rounds of a shuffle."""
+    return -(-num_clips // _ROUND)
+
+
 class ShuffledPlan(EpochPlan):
     """The plan of one shard in a later epoch: a full shuffle of its clips in epoch 0.
 
@@ -112,7 +117,7 @@ class ShuffledPlan(EpochPlan):
         _, runs, shares = self._share_out(table, 0, 0)
         has_clips = shares.stop > shares.start
         self._mine, _ = runs.slices(shares.start[has_clips], shares.stop[has_clips])
-        self.num_rounds = -(-self.num_clips // _ROUND)
+        self.num_rounds = num_shuffled_rounds(self.num_clips)
         self.num_cursors = min(1, self.num_clips)
         self._resident = [0] * len(self._windows)
 

@@ -7,13 +7,14 @@ arguments only: not on the machine's cores, nor on the processes that share them
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil
 from operator import mul
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
@@ -143,6 +144,7 @@ class MemoryPlan:
     limited: str | None = None  # the reason if batches are not mixed well
     of_memory: bool = False  # whether that is the limit
     in_memory: Memory | None = None  # where frames stay that are loaded: a row for each there is
+    notice_level: ClassVar[int] = logging.INFO  # of `limited`, unless memory is the limit
 
     def nbytes(self, memory: Memory) -> int:
         """The greatest number of bytes that an epoch needs with this memory."""

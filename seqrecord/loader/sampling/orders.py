@@ -36,6 +36,8 @@ class Order:
             memory.
         has_copies: a clip may come several times in an epoch.
         is_for_mixes: a source of a mix may have it.
+        is_for_pipes: only a `SeqRecordPipe` may have it.
+        is_cursor_bound: there may be fewer cursors than `num_cursors`.
         shares_draws: the clips in a row of the clip table share random draws.
     """
 
@@ -47,6 +49,8 @@ class Order:
     keeps_shards: ClassVar[bool] = True
     has_copies: ClassVar[bool] = True
     is_for_mixes: ClassVar[bool] = True
+    is_for_pipes: ClassVar[bool] = False
+    is_cursor_bound: ClassVar[bool] = False
     shares_draws: ClassVar[bool] = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,12 +84,16 @@ ORDERS: dict[str, Order | str] = {**areas.ORDERS}
 Another order is registered by adding it.
 """
 
+TEMPORARY: dict[str, Order | str] = {"shares": "seqrecord.loader.sampling.share_plans:SHARES"}
+"""Orders that no message names."""
+
 
 def find_order(name: str) -> Order:
     """The order of a name. Raises `ClipError` for another name."""
-    order = ORDERS.get(name)
+    orders = ORDERS if name in ORDERS else TEMPORARY
+    order = orders.get(name)
     if order is None:
         raise ClipError("there is no such order", expected=(*ORDERS,), got=name)
     if isinstance(order, str):
-        order = ORDERS[name] = areas.load_entry(order)
+        order = orders[name] = areas.load_entry(order)
     return order
