@@ -84,7 +84,7 @@ ORDERS: dict[str, Order | str] = {**areas.ORDERS}
 Another order is registered by adding it.
 """
 
-TEMPORARY: dict[str, Order | str] = {"shares": "seqrecord.loader.sampling.share_plans:SHARES"}
+TEMPORARY: dict[str, Order | str] = {**areas.TEMPORARY_ORDERS}
 """Orders that no message names."""
 
 

@@ -67,7 +67,8 @@ class SharesPlan(Plan):
     """The plan of one shard in one epoch, whose cursors read shares of it."""
 
     def _lay_out(self, table: ClipTable, segment: int) -> None:
-        self._table, order = _rows_of(self, table, segment)
+        groups = frame_groups(self._episodes, self._windows)
+        self._table, order = _rows_of(self, table, segment, groups)
         self._share_rounds = order.rounds if isinstance(order, SharedOrder) else None
         cursor = none = np.zeros(0, np.int64)
         runs = Runs(table.spec.stride, none, none, none, none, none)
@@ -108,7 +109,8 @@ class PermutedSharesPlan(ShuffledPlan):
     """The plan of one shard in one epoch that is a permutation of rows; see `ShuffledPlan`."""
 
     def _lay_out(self, table: ClipTable, segment: int) -> None:
-        rows, self._order_of_rows = _rows_of(self, table, segment)
+        groups = frame_groups(self._episodes, self._windows)
+        rows, self._order_of_rows = _rows_of(self, table, segment, groups)
         of_runs = rows.episode, rows.start, rows.count, rows.owner, rows.sample
         self._mine = Runs(rows.stride, *of_runs, rows.sample_step)
         self.num_rounds = num_shuffled_rounds(self.num_clips)
@@ -120,6 +122,17 @@ class PermutedSharesPlan(ShuffledPlan):
         order = self._order_of_rows
         number = np.minimum(np.arange(self.num_clips), order.num_rows - 1)
         return order.rows(0, order.num_rows)[number]
+
+
+class _BlockRounds(CursorRounds):
+    """The same rounds, which also tell their blocks."""
+
+    def __init__(self, rounds: CursorRounds) -> None:
+        vars(self).update(vars(rounds))
+
+    def emitted(self, rounds: IntArray) -> IntArray:
+        """The rows that each cursor has emitted before rounds; int64[rounds, cursors]."""
+        return self._emitted(rounds)
 
 
 class _ShareCursors(CursorSchedule):
@@ -134,13 +147,14 @@ class _ShareCursors(CursorSchedule):
         rounds: CursorRounds | None,
     ) -> None:
         super().__init__(runs, cursor, episodes, windows)
-        self._rounds, self.num_rounds = rounds, 0 if rounds is None else rounds.num_rounds
+        self._rounds = None if rounds is None else _BlockRounds(rounds)
+        self.num_rounds = 0 if rounds is None else rounds.num_rounds
 
     def first_clips(self, rounds: IntArray) -> IntArray:
         """See `CursorSchedule`."""
         if self._rounds is None:
             return np.zeros((len(rounds), 0), np.int64)
-        clips: IntArray = self.begin + self._rounds._emitted(rounds[:, 0])
+        clips: IntArray = self.begin + self._rounds.emitted(rounds[:, 0])
         return np.minimum(clips, self.end)
 
     def end_before(self, index: int) -> None:
@@ -168,7 +182,9 @@ class _ShareCursors(CursorSchedule):
         return most
 
 
-def _rows_of(plan: Plan, table: ClipTable, segment: int) -> tuple[RowTable, RowOrder]:
+def _rows_of(
+    plan: Plan, table: ClipTable, segment: int, groups: Sequence[FrameGroup]
+) -> tuple[RowTable, RowOrder]:
     """The rows of an epoch, and their order in a plan's shard; sets the plan's numbers of clips."""
     from torch.utils.data import get_worker_info
 
@@ -192,7 +208,7 @@ def _rows_of(plan: Plan, table: ClipTable, segment: int) -> tuple[RowTable, RowO
     order: RowOrder = PermutedOrder(0, 0)
     if total:
         place = (settings.num_shares or 1) - 1
-        group = frame_groups(plan._episodes, plan._windows)[place]
+        group = groups[place]
         shares = _shares_of(settings)
         order = order_of_shard(rows, [group], shares, key, shard.index, shard.count, size)
     plan.num_repeated = 0
