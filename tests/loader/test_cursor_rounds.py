@@ -58,8 +58,8 @@ def rounds_of_shards(rng: Generator, table: RowTable, group: FrameGroup) -> list
     if rng.random() < 0.3:
         weight = np.append(0, np.cumsum(rng.integers(1, 9, len(table))))
     sequence = EpisodeSequence.shuffled(table, key, weight)
-    pieces = share_out(sequence, [group], num_shards, num_cursors, key, aligned)
-    shards = [pieces.of_shard(shard, num_cursors) for shard in range(num_shards)]
+    shares = share_out(sequence, [group], num_shards, num_cursors, key, aligned)
+    shards = [shares.of_shard(shard) for shard in range(num_shards)]
     counts = [int(shard.count.sum()) for shard in shards]
     if weight is None:
         assert max(counts) - min(counts) <= 1

@@ -294,12 +294,13 @@ def test_spans_are_found_alone_and_need_their_shard_alone(monkeypatch: pytest.Mo
     )  # fmt: skip
     sequence = EpisodeSequence.shuffled(table, 5, np.append(0, np.cumsum(limit.parts(cost))))
     group = drawn_group(rng, table)
-    pieces = share_out(sequence, [group], 2, 10, 5)
+    shares = share_out(sequence, [group], 2, 10, 5)
+    pieces = shares.pieces
     shard = pieces.cursor // 10
     counts = counts_of_shards(cost, limit, pieces.first, pieces.count, shard, 2)
     assert counts.sum() == len(cost)
     settings = ShareSettings(10, 4)
-    orders = [SharedOrder(pieces.of_shard(n, 10), settings, 8, n) for n in range(2)]
+    orders = [SharedOrder(shares.of_shard(n), settings, 8, n) for n in range(2)]
     for order, histogram in zip(orders, counts, strict=True):
         own = np.bincount(limit.levels(cost[order.rows(0, order.num_rows)]))
         assert np.array_equal(histogram[: len(own)], own)

@@ -55,7 +55,7 @@ from seqrecord.loader.sampling.decoding_units import FrameGroup
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, uniform
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.store.processes.forks import cached_property
-from seqrecord.store.tables.grids import IntArray
+from seqrecord.store.tables.grids import IntArray, ragged_arange
 
 GOLDEN = (5**0.5 - 1) / 2
 """Fractions of multiples of this number are evenly spread."""
@@ -90,12 +90,6 @@ class Pieces:
 
     def __len__(self) -> int:
         return len(self.first)
-
-    def of_shard(self, shard: int, num_cursors: int) -> Pieces:
-        """The pieces of one shard."""
-        low, high = np.searchsorted(self.cursor, [shard * num_cursors, (shard + 1) * num_cursors])
-        cursor = self.cursor[low:high] - shard * num_cursors
-        return Pieces(self.first[low:high], self.count[low:high], cursor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +155,68 @@ class EpisodeSequence:
         return cost + np.where(place > 0, self.ends[place - 1], 0)
 
 
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Shares of a sequence; int64[shares] each.
+
+    Attributes:
+        sequence: the episodes.
+        num_cursors: of each shard.
+        cursor: of each share, numbered from shard to shard.
+        begin: the cost before each share, ascending; from `total` on for those on the other side of
+            the circle.
+    """
+
+    sequence: EpisodeSequence
+    num_cursors: int
+    cursor: IntArray
+    begin: IntArray
+
+    @cached_property
+    def _rows(self) -> tuple[IntArray, IntArray]:
+        """The rows of the sequence before each share, and of each share."""
+        sequence, total = self.sequence, len(self.sequence.table)
+        place, row = sequence.find(self.begin % sequence.total)
+        first = sequence.heads[place] + row - sequence.table.bounds[sequence.order[place]]
+        first = np.where(self.begin >= sequence.total, first + total, first)
+        first = np.maximum.accumulate(first)
+        return first, np.diff(first, append=first[0] + total)
+
+    def of_shard(self, shard: int) -> Pieces:
+        """The pieces of one shard, whose cursors are numbered from 0."""
+        return self._pieces(np.flatnonzero(self.cursor // self.num_cursors == shard), shard)
+
+    @property
+    def pieces(self) -> Pieces:
+        """The pieces of all shards."""
+        return self._pieces(np.arange(len(self.cursor)))
+
+    def _pieces(self, share: IntArray, shard: int = 0) -> Pieces:
+        """The pieces of some shares, by cursor."""
+        sequence = self.sequence
+        heads, table, total = sequence.heads, sequence.table, len(sequence.table)
+        share = share[np.argsort(self.cursor[share])]
+        first, count = (column[share] for column in self._rows)
+        share, first, count = (column[count > 0] for column in (share, first, count))
+        # The episodes from the one of a share's first row to the one of its last row.
+        low, high = _places(heads, first, total), _places(heads, first + count - 1, total)
+        owner, step = ragged_arange(high - low + 1)
+        lap, place = np.divmod(low[owner] + step, len(heads))
+        head = heads[place] + lap * total
+        begin = np.maximum(head, first[owner])
+        end = np.append(heads, total)[place + 1] + lap * total
+        end = np.minimum(end, (first + count)[owner])
+        row = table.bounds[sequence.order[place]] + begin - head
+        return Pieces(row, end - begin, self.cursor[share][owner] - shard * self.num_cursors)
+
+
+def _places(heads: IntArray, rows: IntArray, total: int) -> IntArray:
+    """The places of the episodes of rows of a sequence, also of its second lap."""
+    lap, rows = np.divmod(rows, total)
+    places: IntArray = np.searchsorted(heads, rows, side="right") - 1 + lap * len(heads)
+    return places
+
+
 def share_out(
     sequence: EpisodeSequence,
     groups: Sequence[FrameGroup],
@@ -169,8 +225,8 @@ def share_out(
     key: int,
     aligned: float = 1.0,
     rotation: int = 0,
-) -> Pieces:
-    """The pieces of all cursors of all shards.
+) -> Shares:
+    """The shares of all cursors of all shards.
 
     Shards have equally many rows; the first ones have one more if they do not divide evenly. With
     costs, shards have equal costs, to two rows.
@@ -185,8 +241,8 @@ def share_out(
         rotation: of the shards from turn to turn.
     """
     begin = begins_of_shares(sequence, groups, num_shards, num_cursors, key, aligned)
-    cursor, begin = _deal(begin, sequence.total, num_shards, num_cursors, key, rotation)
-    return _pieces(sequence, begin, cursor)
+    dealt = _deal(begin, sequence.total, num_shards, num_cursors, key, rotation)
+    return Shares(sequence, num_cursors, *dealt)
 
 
 def begins_of_shares(
@@ -209,7 +265,7 @@ def begins_of_shares(
     wanted = np.empty(num_shares)
     wanted[by_phase] = (np.arange(num_shares) + 0.5) / num_shares
     move = _nearest_turn(wanted - phase)
-    move = _nearest_turn(move - np.median(move)) * length
+    move = _nearest_turn(move - median(move)) * length
     most = _MOST_MOVED * total / num_shares
     begin = np.floor((at + np.clip(move, -most, most)) % total).astype(np.int64)
     is_aligned = (share * GOLDEN + drawn) % 1 < aligned
@@ -218,6 +274,13 @@ def begins_of_shares(
     begin[is_aligned] = _nearest_units(sequence, groups, begin[is_aligned])
     begin = np.sort(begin)
     return begin if sequence.weight is None else sequence.cost_before(*sequence.find(begin))
+
+
+def median(values: npt.NDArray[np.number]) -> float:
+    """The median of values, at least one."""
+    # Not `numpy.median`: it imports `numpy.ma`, 15 to 30 ms of CPU in each new process.
+    values = np.sort(values)
+    return float(values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
 
 
 def _phases(ends: IntArray, at: Floats) -> tuple[IntArray, Floats, IntArray]:
@@ -265,7 +328,7 @@ def leading(groups: Sequence[FrameGroup]) -> FrameGroup:
             return group.nbytes
         assert group.grid is not None
         grid = group.grid.whole_chunks
-        return group.nbytes * (grid.unit_frames or int(np.median(grid.max_chunk_frames)))
+        return group.nbytes * (grid.unit_frames or int(median(grid.max_chunk_frames)))
 
     return max(groups, key=cost)
 
@@ -309,41 +372,17 @@ def _longest_first(length: IntArray, goal: IntArray, key: int) -> tuple[IntArray
     return shard, lacks
 
 
-def _pieces(sequence: EpisodeSequence, begin: IntArray, cursor: IntArray) -> Pieces:
-    """The pieces of shares that begin at these costs, ascending, by cursor."""
-    table, order, total = sequence.table, sequence.order, len(sequence.table)
-    heads = sequence.heads
-    place, row = sequence.find(begin % sequence.total)
-    begins = heads[place] + row - table.bounds[order[place]]  # in rows of the sequence
-    begins = np.maximum.accumulate(np.where(begin >= sequence.total, begins + total, begins))
-    later = int(np.searchsorted(heads, begins[0]))
-    edges = np.concatenate((heads[later:], heads[:later] + total, begins))
-    edges.sort(kind="stable")
-    edges = edges[np.diff(edges, prepend=-1) > 0]
-    share = np.searchsorted(begins, edges, side="right") - 1
-    count = np.diff(edges, append=begins[0] + total)
-    place = np.searchsorted(heads, edges % total, side="right") - 1
-    first = table.bounds[order[place]] + edges % total - heads[place]
-    by_cursor = np.argsort(cursor[share], kind="stable")
-    return Pieces(first[by_cursor], count[by_cursor], cursor[share][by_cursor])
-
-
-def cut_costs(table: RowTable, groups: Sequence[FrameGroup], row: IntArray) -> Floats:
-    """Frames that are decoded twice because a piece begins at a row, in parts of all frames that
-    rows need; float64[n], by bytes of all groups.
-    """
+def cut_bytes(table: RowTable, groups: Sequence[FrameGroup], row: IntArray) -> IntArray:
+    """The bytes of frames that are decoded twice because a piece begins at a row; int64[n]."""
     is_cut = table.bounds[np.searchsorted(table.bounds, row)] != row
     row = row[is_cut]
-    extra, used = np.zeros(len(row)), 0.0
     episode, start = table.locate(row)
     before = table.locate(row - 1)
+    cut = np.zeros(len(is_cut), np.int64)
     for group in groups:
         begin, _ = group.units(episode, group.first(episode, start))
-        extra += group.nbytes * np.maximum(group.stop(*before) - begin, 0)
-        used += group.nbytes * num_used(table, group)
-    costs = np.zeros(len(is_cut))
-    costs[is_cut] = extra / used
-    return costs
+        cut[is_cut] += group.nbytes * np.maximum(group.stop(*before) - begin, 0)
+    return cut
 
 
 def num_used(table: RowTable, group: FrameGroup) -> int:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from seqrecord.loader.clips.tables import ClipTable, IntArray
 from seqrecord.store.processes.forks import cached_property
-from seqrecord.store.tables.grids import frame_keys, ragged_arange, split_keys
+from seqrecord.store.tables.grids import distinct, frame_keys, ragged_arange, split_keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ class RowTable:
         begins = self._ends - self.count
         place = np.searchsorted(first, begins, side="right") - 1
         is_inside = (place >= 0) & (begins < stop[place]) if len(first) else place >= 0
-        opens = np.union1d(first, begins[is_inside])
+        opens = distinct(np.concatenate((first, begins[is_inside])))
         run, offset = self._place(opens)
         interval = np.searchsorted(first, opens, side="right") - 1
         counts = np.minimum(stop[interval], self._ends[run]) - opens

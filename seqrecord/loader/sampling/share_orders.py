@@ -31,7 +31,7 @@ from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.share_rounds import CursorRounds, intervals
 from seqrecord.loader.sampling.share_settings import ShareSettings, parts_of_block
-from seqrecord.store.tables.grids import IntArray, ragged_arange
+from seqrecord.store.tables.grids import IntArray, distinct, ragged_arange
 
 
 class EpochKey(NamedTuple):
@@ -163,7 +163,7 @@ def even_pieces(sequence: EpisodeSequence, num_shares: int, num_shards: int, sha
     table, order, heads = sequence.table, sequence.order, sequence.heads
     total = len(table)
     begins = np.arange(num_shares) * total // num_shares
-    edges = np.union1d(heads, begins)
+    edges = distinct(np.concatenate((heads, begins)))
     share = np.searchsorted(begins, edges, side="right") - 1
     place = np.searchsorted(heads, edges, side="right") - 1
     first = table.bounds[order[place]] + edges - heads[place]
@@ -211,7 +211,7 @@ def order_of_shard(
     sequence = EpisodeSequence.shuffled(table, of_shares.of(), weight)
     numbers = num_shards, settings.num_cursors, of_shares.of()
     shares = share_out(sequence, groups, *numbers, settings.aligned, settings.rotation)
-    pieces = shares.of_shard(shard, settings.num_cursors)
+    pieces = shares.of_shard(shard)
     if not len(pieces) or (settings.is_resident and key.epoch):
         return PermutedOrder(int(pieces.count.sum()), key.of(shard), pieces=pieces)
     return SharedOrder(pieces, settings, batch_size, key.of(shard))

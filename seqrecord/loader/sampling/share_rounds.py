@@ -29,13 +29,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from seqrecord.loader.sampling.cursor_shares import GOLDEN, Pieces, coprime_part
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
-from seqrecord.store.tables.grids import IntArray, ragged_arange
+from seqrecord.store.tables.grids import IntArray, distinct, ragged_arange
 
 _PLACE_BITS = 36  # of a row's place in its round; rounds and rows of a round have the others
 
@@ -73,6 +72,7 @@ class CursorRounds:
     ) -> None:
         self.pieces, self._key, self._parts = pieces, key, parts
         self._ends = np.cumsum(pieces.count)
+        self._begins = self._ends - pieces.count
         self.num_rows = int(self._ends[-1])
         num_cursors = int(pieces.cursor[-1]) + 1
         self.row_counts = np.bincount(pieces.cursor, pieces.count, num_cursors).astype(np.int64)
@@ -131,7 +131,7 @@ class CursorRounds:
         pieces = self.pieces
         piece, offset = ragged_arange(pieces.count[begin:end])
         cursor = pieces.cursor[begin:end][piece]
-        place = (self._ends - pieces.count)[begin:end][piece] + offset - self._line[cursor]
+        place = self._begins[begin:end][piece] + offset - self._line[cursor]
         edge = -((self._drawn[cursor] - (place + 1) * self.num_rows) // self.row_counts[cursor])
         return self._round_at(edge) - 1
 
@@ -144,12 +144,13 @@ class CursorRounds:
         shift = (shift % np.maximum(sizes, 1).astype(np.uint64)).astype(np.int64)
         block, place = ragged_arange(sizes)
         size = sizes[block]
-        offset = (
-            _strides(int(sizes.max(initial=0)), self._parts)[size] * place + shift[block]
-        ) % size
+        kinds = distinct(sizes)
+        strides = np.array([coprime_part(int(kind), self._parts) for kind in kinds], np.int64)
+        stride = strides[np.searchsorted(kinds, sizes)]
+        offset = (stride[block] * place + shift[block]) % size
         line = (self._line + emitted[:-1]).ravel()[block] + offset
         piece = np.searchsorted(self._ends, line, side="right")
-        row = self.pieces.first[piece] + line - (self._ends - self.pieces.count)[piece]
+        row = self.pieces.first[piece] + line - self._begins[piece]
         rounds = block // self.num_cursors
         # Integers: a part of the rounds has the order that it has among all.
         spread = 2 * (place * self.num_cursors + self._ranks(start, stop)[block]) + 1
@@ -165,7 +166,7 @@ class CursorRounds:
         stop = min(index + 1, self.num_rounds)
         single = self.rows(index, stop).row[skip:]
         pieces = self.pieces
-        begin = self._ends - pieces.count
+        begin = self._begins
         reached = (self._line + self._emitted(np.array([stop]))[0])[pieces.cursor]
         passed = np.clip(reached - begin, 0, pieces.count)
         return intervals(single, pieces.first + passed, pieces.count - passed)
@@ -185,13 +186,3 @@ def intervals(single: IntArray, first: IntArray, count: IntArray) -> tuple[IntAr
     order = np.argsort(first, kind="stable")
     order = order[count[order] > 0]
     return first[order], count[order]
-
-
-def _strides(size: int, parts: float) -> IntArray:
-    """For each number up to `size`, see `coprime_part`; int64."""
-    return _strides_below(1 << size.bit_length(), parts)
-
-
-@lru_cache(maxsize=32)
-def _strides_below(stop: int, parts: float) -> IntArray:
-    return np.array([coprime_part(size, parts) for size in range(stop)], np.int64)

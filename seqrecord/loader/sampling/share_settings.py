@@ -7,7 +7,7 @@ epochs and seeds, and the frames that the cuts decode twice are counted.
 1. *Reading*: the most cursors that decode at most `USUAL_REREAD` of the frames twice, or at most
    `MOST_REREAD` while there are fewer than the clips of a batch.
 2. *Memory*: one cursor walks over rows of the table; its greatest memory, times the number of
-   cursors, fits into `room`.
+   cursors, fits into `room`, see `CursorWalk`.
 3. *Phase*: if the mean phase of all cursors varies over the epoch by more than `MOST_PHASE` times
    what independent clips vary by, begins keep phases that keyframes do not have, as far as
    `MOST_REREAD` allows; if this does not suffice, there are fewer cursors. Only if a clip is short
@@ -16,8 +16,9 @@ epochs and seeds, and the frames that the cuts decode twice are counted.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
@@ -28,14 +29,16 @@ from seqrecord.loader.sampling.cursor_shares import (
     EpisodeSequence,
     begins_of_shares,
     coprime_part,
-    cut_costs,
+    cut_bytes,
+    median,
+    num_used,
     share_out,
 )
 from seqrecord.loader.sampling.decoding_units import FrameGroup
-from seqrecord.loader.sampling.frame_life import life_of_frames, peak_bytes
+from seqrecord.loader.sampling.frame_life import FrameLife, life_of_frames, peak_bytes
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.store.processes.forks import cached_property
-from seqrecord.store.tables.grids import IntArray, ragged_arange
+from seqrecord.store.tables.grids import IntArray, distinct, ragged_arange
 from seqrecord.store.units import format_size
 
 USUAL_REREAD = 0.035
@@ -50,10 +53,15 @@ _MOST_BLOCK = 64  # rows, unless a batch has several rows of a block, which woul
 _APART = 3  # of rows that do not overlap
 _MOST_ROWS = 1 << 17  # of a round
 _WALKED_ROWS = 1 << 12
+_WALKED_FRAMES = 1 << 21
+_BEGINS = 2
 _MOST_MEASURED = 1 << 12  # shares whose phases are measured
 _TIMES = 32
 _QUARTER = 4
 _TRIES = 8  # numbers of cursors, where begins do not align
+
+
+Walk = tuple[list[tuple[FrameGroup, FrameLife]], int]
 
 
 @dataclass(frozen=True)
@@ -115,17 +123,14 @@ class ShareRequest:
     max_cursors: int | None = None
     max_round_rows: int | None = None
     beside: int = 0
-    _peaks: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def _sequence(self) -> EpisodeSequence:
         return EpisodeSequence.shuffled(self.table, _KEY)
 
     @cached_property
-    def _walks(self) -> list[tuple[IntArray, IntArray]]:
-        """Rows of the shortest episodes, which have most frames for their rows; and shuffled."""
-        shortest = np.argsort(np.diff(self.table.bounds), kind="stable")
-        return [walked_rows(self.table, order) for order in (shortest, self._sequence.order)]
+    def _walk(self) -> CursorWalk:
+        return CursorWalk(self._sequence, self.groups)
 
     @property
     def num_shards(self) -> int:
@@ -147,6 +152,7 @@ class ShareRequest:
         most = self._last(most, lambda count: self._block(count) is not None)
         if not self.keeps_frames or self.num_shards > 1:
             most = self._last(most, lambda count: self._reread(count) <= self._most_reread(count))
+        most = self._with_block(most)
         count, aligned, rotation = self._spread(most)
         reread = self._reread(count, aligned)
         if block := self._block(count):
@@ -171,48 +177,42 @@ class ShareRequest:
         if num_cursors > 1:
             usual = _USUAL_BLOCK if num_cursors > self.batch_size else 1
             least = max(usual, -(-2 * self.batch_size // num_cursors))
+            if num_cursors * least > self.most_rows:
+                return None
         if num_cursors < self.batch_size:  # rows of a batch overlap in shorter blocks
             span = max(group.span for group in self.groups) / self.table.stride
             most = max(most, ceil(_APART * parts_of_block(self.batch_size, num_cursors) * span))
         most = max(least, min(most, self.most_rows // num_cursors))
-        blocks = {least, most, *(block for block in BLOCKS if least <= block <= most)}
-        descending = sorted(blocks, reverse=True)
-        return next((b for b in descending if num_cursors * self._peak(b) <= self.room), None)
+        blocks = sorted({least, most, *(block for block in BLOCKS if least <= block <= most)})
+        fitting = bisect_right(blocks, self.room, key=lambda b: self._total(num_cursors, b))
+        return blocks[fitting - 1] if fitting else None
 
-    def _peak(self, block: int) -> int:
-        """The most bytes of one cursor with such blocks."""
-        if self.keeps_frames:
-            return 0
-        if block not in self._peaks:
-            self._peaks[block] = self._walked(block)[0]
-        return self._peaks[block]
-
-    def _walked(self, block: int, gap: int | None = None, ahead: int = 1) -> tuple[int, int]:
-        """The most bytes of a cursor that walks over rows in blocks, and of its loads of the blocks
-        `ahead`; and the bytes of frames that it decodes.
+    def _with_block(self, num_cursors: int) -> int:
+        """The most cursors up to a number with a block that fits. Rounded up, blocks of fewer
+        cursors may not.
         """
-        nbytes = decoded = 0
-        for row, run in self._walks:
-            episode, start = self.table.locate(row)
-            rounds = np.arange(len(row)) // block
-            lives = [
-                (g, life_of_frames(g, run, episode, g.frames(episode, start), rounds, gap))
-                for g in self.groups
-            ]
-            nbytes = max(nbytes, peak_bytes(lives, int(rounds[-1]) + 1, ahead))
-            decoded += sum(group.nbytes * life.num_decoded for group, life in lives)
-        return nbytes, decoded
+        while num_cursors > 1 and self._block(num_cursors) is None:
+            num_cursors -= 1
+        return num_cursors
+
+    def _total(self, num_cursors: int, block: int) -> int:
+        """The most bytes of all cursors of a process."""
+        return 0 if self.keeps_frames else self._walk.total(num_cursors, block)
 
     def _longest_gap(self) -> tuple[int | None, float]:
         """The longest gap of a cursor that fits, of which no load is ahead; `None` if frames stay.
 
         Also the frames that it decodes again.
         """
-        needed, decoded = 0, self._walked(1, None, ahead=0)[1]
-        for gap in (None, *(1 << power for power in range(12, -1, -1)), 0):
-            needed, again = self._walked(1, gap, ahead=0)
-            if needed <= self.room:
-                return gap, again / decoded - 1
+        needed, decoded = self._walk.row_by_row()
+        if needed <= self.room:
+            return None, 0.0
+        gaps = (0, *(1 << power for power in range(13)))
+        longest = bisect_right(gaps, self.room, key=lambda gap: self._walk.row_by_row(gap)[0])
+        if longest:
+            gap = gaps[longest - 1]
+            return gap, self._walk.row_by_row(gap)[1] / max(1, decoded) - 1
+        needed = self._walk.row_by_row(0)[0]
         raise MemoryLimitError(
             "the frames of one clip do not fit into memory_limit",
             expected=f"at least {format_size(needed + self.beside)}",
@@ -221,6 +221,11 @@ class ShareRequest:
 
     # ---- reading
 
+    @cached_property
+    def _used_bytes(self) -> int:
+        """The bytes of all frames that rows need."""
+        return sum(group.nbytes * num_used(self.table, group) for group in self.groups)
+
     def _most_reread(self, num_cursors: int) -> float:
         return MOST_REREAD if num_cursors <= self.batch_size else USUAL_REREAD
 
@@ -228,11 +233,21 @@ class ShareRequest:
         """The frames that are decoded twice, in parts of all."""
         if self.keeps_frames and self.num_shards == 1:
             return 0.0
-        begin = begins_of_shares(
-            self._sequence, self.groups, self.num_shards, num_cursors, _KEY, aligned
-        )
-        row = self._sequence.find(begin)[1]
-        return float(cut_costs(self.table, self.groups, row).sum())
+        num_shares = self.num_shards * num_cursors
+        if num_shares <= _MOST_MEASURED:
+            return self._cut(self.num_shards, num_cursors, aligned) / max(1, self._used_bytes)
+        # Each begin costs the same on average; those of the last turn are not aligned.
+        last = self.num_shards if self.num_shards > 1 else 0
+        cut = (num_shares - last) * self._cut(1, _MOST_MEASURED, aligned)
+        cut += last * self._cut(1, _MOST_MEASURED, 0.0)
+        return cut / _MOST_MEASURED / max(1, self._used_bytes)
+
+    def _cut(self, num_shards: int, num_cursors: int, aligned: float) -> int:
+        """The bytes of frames that are decoded twice."""
+        numbers = num_shards, num_cursors, _KEY
+        begin = begins_of_shares(self._sequence, self.groups, *numbers, aligned)
+        row = distinct(self._sequence.find(begin)[1])  # empty shares begin where others do
+        return int(cut_bytes(self.table, self.groups, row).sum())
 
     # ---- phase
 
@@ -241,7 +256,7 @@ class ShareRequest:
         of shards.
         """
         span = max(group.span for group in self.groups)
-        rows = int(np.median(np.diff(self.table.bounds)))
+        rows = int(median(np.diff(self.table.bounds)))
         is_short = span * _QUARTER < (rows - 1) * self.table.stride + span
         if not is_short or most * self.num_shards > _MOST_MEASURED:
             return most, 1.0, 0
@@ -260,7 +275,7 @@ class ShareRequest:
                 if phase <= wanted:
                     return count, aligned, rotation
                 tried.append((phase / wanted, -count, aligned, rotation))
-            count, tries = count - max(1, count // 16), tries - 1
+            count, tries = self._with_block(count - max(1, count // 16)), tries - 1
         # Fewer cursors that do not suffice either would cost episodes for nothing.
         _, count, aligned, rotation = min(t for t in tried if -t[1] >= most * 7 // 8)
         return -count, aligned, rotation
@@ -276,29 +291,26 @@ class ShareRequest:
         by: of all cursors of a step's shards, averaged over steps.
         """
         numbers = self.num_shards, num_cursors, _KEY
-        pieces = share_out(self._sequence, self.groups, *numbers, aligned, rotation)
-        counts = np.bincount(pieces.cursor, pieces.count, self.num_shards * num_cursors)
-        ends = np.cumsum(pieces.count)
-        line = np.cumsum(counts) - counts
-        cursor = np.flatnonzero(counts)
+        shares = share_out(self._sequence, self.groups, *numbers, aligned, rotation)
+        counts = np.diff(shares.begin, append=shares.begin[0] + self._sequence.total)
+        cursor, begin = shares.cursor[counts > 0], shares.begin[counts > 0]
+        counts = counts[counts > 0]
         times = (np.arange(_TIMES) + 0.5) / _TIMES
-        place = line[cursor] + np.floor(times[:, None] * counts[cursor])
-        piece = np.searchsorted(ends, place, side="right")
-        row = pieces.first[piece] + place.astype(np.int64) - (ends - pieces.count)[piece]
-        bounds = self.table.bounds
-        owner = np.searchsorted(bounds, row, side="right") - 1
-        phase = (row - bounds[owner] + 0.5) / np.diff(bounds)[owner]
+        row = begin + np.floor(times[:, None] * counts).astype(np.int64)
+        place, row = self._sequence.find(row % self._sequence.total)
+        owner, bounds = self._sequence.order[place], self.table.bounds
+        phase = (row - bounds[owner] + 0.5) / (bounds[owner + 1] - bounds[owner])
         worker = cursor // num_cursors % self.num_workers
-        weights = counts[cursor]
         means = [
-            np.average(phase[:, worker == number], axis=1, weights=weights[worker == number])
+            np.average(phase[:, worker == number], axis=1, weights=counts[worker == number])
             for number in range(self.num_workers)
             if (worker == number).any()
         ]
         # A round mixes the phases of its blocks.
         block = self._block(num_cursors) or 1
         num_blocks = len(self.table) / (self.num_shards * num_cursors * block)
-        _, rounds = np.unique((times * num_blocks).astype(np.int64), return_inverse=True)
+        rounds = np.cumsum(np.diff((times * num_blocks).astype(np.int64), prepend=0) != 0)
+        rounds -= rounds[0]
         sizes = np.bincount(rounds)
         of_rounds = np.stack([np.bincount(rounds, mean) / sizes for mean in means])
         return float(np.average((of_rounds - 0.5) ** 2, axis=1, weights=sizes).mean() * 12)
@@ -314,10 +326,78 @@ def parts_of_block(batch_size: int, num_cursors: int) -> float:
     return -(-batch_size // num_cursors) + 1.0
 
 
-def walked_rows(table: RowTable, order: IntArray) -> tuple[IntArray, IntArray]:
-    """The first `_WALKED_ROWS` rows of episodes in an order, and the place of each episode."""
-    bounds = table.bounds
-    counts = np.diff(bounds)[order[:_WALKED_ROWS]]
-    stop = int(np.searchsorted(np.cumsum(counts), _WALKED_ROWS)) + 1
-    run, offset = ragged_arange(np.minimum(counts[:stop], _WALKED_ROWS))
-    return bounds[order[run]] + offset, run
+class CursorWalk:
+    """The memory of a cursor that walks over rows of a table.
+
+    It walks over rows of a shuffle, of the shortest episodes, which have most frames for their
+    rows, and of the longest, whose windows are not cut. Its rounds have one row: with blocks of n
+    rows, a round and the loads of the next one are any 2 n rows in turn. What longer parts need
+    is at most the sum of what their parts need.
+
+    Where a share begins with the last rows of an episode, they and the next episode need more, at
+    most as much as a row that is a piece of its own.
+
+    Args:
+        sequence: the shuffle.
+        groups: the groups of features.
+    """
+
+    def __init__(self, sequence: EpisodeSequence, groups: Sequence[FrameGroup]) -> None:
+        self._table, self._groups = sequence.table, groups
+        by_length = np.argsort(np.diff(sequence.table.bounds), kind="stable")
+        self._orders = sequence.order, by_length, by_length[::-1]
+        frames = max(len(group.offsets) for group in groups)
+        self._rows = max(_WALKED_ROWS >> 4, min(_WALKED_ROWS, _WALKED_FRAMES // frames))
+        self._peaks = dict[int, int]()
+
+    def total(self, num_cursors: int, block: int) -> int:
+        """The most bytes of frames and decoders of cursors with blocks of so many rows.
+
+        Many cursors are not at their worst places together, so begins of two shares suffice.
+        """
+        return num_cursors * self._peak(block) + min(num_cursors, _BEGINS) * self._single
+
+    def row_by_row(self, gap: int | None = None) -> tuple[int, int]:
+        """The most bytes of one cursor with blocks of one row, of which no load is ahead; and the
+        bytes of frames that it decodes.
+        """
+        walks = [self._walk(order, self._rows, gap) for order in self._orders]
+        decoded = sum(g.nbytes * life.num_decoded for lives, _ in walks for g, life in lives)
+        return max(peak_bytes(lives, num_rows, 0) for lives, num_rows in walks), decoded
+
+    def _peak(self, block: int) -> int:
+        """The most bytes of one cursor that is not at the begin of its share."""
+        if block not in self._peaks:
+            rows = min(2 * block, len(self._table))
+            parts = -(-rows // (self._rows // 2))
+            ahead = -(-rows // parts) - 1
+            peak = max(peak_bytes(lives, num_rows, ahead) for lives, num_rows in self._walks)
+            self._peaks[block] = parts * peak
+        return self._peaks[block]
+
+    @cached_property
+    def _walks(self) -> list[Walk]:
+        return [self._walk(order, self._rows) for order in self._orders]
+
+    @cached_property
+    def _single(self) -> int:
+        """The most bytes of a row that is a piece of its own."""
+        walks = [self._walk(order, self._rows >> 3, singly=True) for order in self._orders]
+        return max(peak_bytes(lives, num_rows, 0) for lives, num_rows in walks)
+
+    def _walk(
+        self, order: IntArray, most: int, gap: int | None = None, *, singly: bool = False
+    ) -> Walk:
+        """The lives of frames, and the number of rows."""
+        bounds, order = self._table.bounds, order[:most]
+        ends = np.cumsum(bounds[order + 1] - bounds[order])
+        ends = np.minimum(ends[: np.searchsorted(ends, most) + 1], most)
+        run, offset = ragged_arange(np.diff(ends, prepend=0))
+        episode, start = self._table.locate(bounds[order[run]] + offset)
+        rounds = np.arange(len(run))
+        run = rounds if singly else run
+        lives = [
+            (group, life_of_frames(group, run, episode, group.frames(episode, start), rounds, gap))
+            for group in self._groups
+        ]
+        return lives, len(rounds)
