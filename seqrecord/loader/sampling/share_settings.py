@@ -264,7 +264,7 @@ class ShareRequest:
         # Ranks share their steps, workers do not.
         rotations = (0,) if self.num_workers == 1 else (0, coprime_part(self.num_shards))
         tried, count = list[tuple[float, int, float, int]](), most
-        tries = _TRIES if are_alone else most
+        tries = _TRIES
         while count and tries:
             wanted = MOST_PHASE / min(self.num_ranks * self.batch_size, self.num_shards * count)
             for rotation in rotations:
