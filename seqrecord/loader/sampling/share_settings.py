@@ -27,7 +27,6 @@ from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.sampling.cursor_shares import (
     GOLDEN,
     EpisodeSequence,
-    begins_of_shares,
     coprime_part,
     cut_bytes,
     median,
@@ -42,7 +41,7 @@ from seqrecord.store.tables.grids import IntArray, distinct, ragged_arange
 from seqrecord.store.units import format_size
 
 USUAL_REREAD = 0.035
-MOST_REREAD = 0.092
+MOST_REREAD = 0.09
 MOST_PHASE = 2.0
 BLOCKS = tuple(size << power for power in range(14) for size in (2, 3))
 """Rows of blocks, of which the longest that fits is taken."""
@@ -245,7 +244,9 @@ class ShareRequest:
     def _cut(self, num_shards: int, num_cursors: int, aligned: float) -> int:
         """The bytes of frames that are decoded twice."""
         numbers = num_shards, num_cursors, _KEY
-        begin = begins_of_shares(self._sequence, self.groups, *numbers, aligned)
+        # As dealt: shares of last turns, which make shards equal, are not aligned.
+        begin = share_out(self._sequence, self.groups, *numbers, aligned).begin
+        begin %= self._sequence.total
         row = distinct(self._sequence.find(begin)[1])  # empty shares begin where others do
         return int(cut_bytes(self.table, self.groups, row).sum())
 
