@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from numpy.random import Generator, default_rng
 
-from seqrecord.loader.sampling import order_batches
 from seqrecord.loader.sampling.cost_batches import BatchLimit, cut_in_order, cut_rows
 from seqrecord.loader.sampling.cursor_shares import EpisodeSequence, share_out
 from seqrecord.loader.sampling.order_batches import (
@@ -184,12 +184,12 @@ def test_budgets_are_used_near_the_place_of_rows_and_without_a_trend(
 class Shards:
     """The orders and the batches of all shards of a drawn table, by cost."""
 
-    def __init__(self, seed: int, kind: str, last_batch: LastBatch) -> None:
+    def __init__(self, seed: int, kind: str, last_batch: LastBatch, spans: tuple[int, int]) -> None:
         rng = default_rng(seed)
         self.table = drawn_table(rng)
         number, key = len(self.table), EpochKey(seed, 1)
         self.cost = drawn_costs(rng, str(rng.choice(KINDS)), number)
-        self.limit = drawn_limit(rng, self.cost)
+        self.limit = replace(drawn_limit(rng, self.cost), span_rows=spans[0], span_batches=spans[1])
         count = int(rng.integers(1, 1 + min(6, number)))
         cursors = int(rng.integers(1, 1 + min(9, max(1, number // count))))
         settings = ShareSettings(cursors, 3, is_permuted=kind == "permuted")
@@ -231,21 +231,14 @@ class Shards:
         ]
 
 
-@pytest.fixture(params=[None, (16, 3)], ids=["one span", "many spans"])
-def spans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param:
-        monkeypatch.setattr(order_batches, "SPAN_ROWS", request.param[0])
-        monkeypatch.setattr(order_batches, "SPAN_BATCHES", request.param[1])
-
-
-@pytest.mark.usefixtures("spans")
+@pytest.mark.parametrize("spans", [(1 << 16, 1 << 8), (16, 3)], ids=["one span", "many spans"])
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("last_batch", ["repeat", "drop", "keep"])
 @pytest.mark.parametrize("kind", ["shares", "permuted", "unshuffled"])
 def test_shards_have_equally_many_batches_within_the_budget(
-    kind: str, last_batch: LastBatch, seed: int
+    kind: str, last_batch: LastBatch, seed: int, spans: tuple[int, int]
 ) -> None:
-    shards = Shards(seed, kind, last_batch)
+    shards = Shards(seed, kind, last_batch, spans)
     if last_batch != "keep":
         assert len({batches.num_batches for batches in shards.batches}) == 1
     for batches, own, order in zip(shards.batches, shards.rows, shards.orders, strict=True):
@@ -281,13 +274,11 @@ def check_parts(batches: OrderBatches, order: RowOrder, own: IntArray, rng: Gene
         assert np.array_equal(left, np.setdiff1d(own, rows[: edges[first]]))
 
 
-def test_spans_are_found_alone_and_need_their_shard_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_found_alone_and_need_their_shard_alone() -> None:
     """Rows stay in spans; a batch in the middle reads the order of its span alone."""
-    monkeypatch.setattr(order_batches, "SPAN_ROWS", 1000)
-    monkeypatch.setattr(order_batches, "SPAN_BATCHES", 20)
     rng = default_rng(3)
     cost = np.repeat(rng.integers(4, 40, 90), 100)
-    limit = BatchLimit(39 * 8, 400, False, 39)
+    limit = BatchLimit(39 * 8, 400, False, 39, 1000, 20)
     table = RowTable(
         np.arange(90), np.zeros(90, np.int64), np.full(90, 100), np.arange(90), 1,
         np.arange(90) * 100, 1,
@@ -337,9 +328,7 @@ def test_spans_are_found_alone_and_need_their_shard_alone(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("last_batch", ["repeat", "drop", "keep"])
-def test_batches_of_a_size_and_of_drawn_sizes(
-    last_batch: LastBatch, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_of_a_size_and_of_drawn_sizes(last_batch: LastBatch, seed: int) -> None:
     rng = default_rng(seed)
     table = drawn_table(rng)
     count = int(rng.integers(1, 1 + min(4, len(table))))
@@ -348,7 +337,6 @@ def test_batches_of_a_size_and_of_drawn_sizes(
     if rng.random() < 0.4:
         sequence = EpisodeSequence.shuffled(table, seed)
         orders = [SequenceOrder(sequence, count, n, size) for n in range(count)]
-    monkeypatch.setattr(order_batches, "_BLOCK", 8)
     is_drawn = rng.random() < 0.5
 
     def sizes(batch: IntArray) -> IntArray:
@@ -357,7 +345,8 @@ def test_batches_of_a_size_and_of_drawn_sizes(
 
     num_rows = np.array([order.num_rows for order in orders])
     batches = [
-        SizedBatches(order, num_rows, sizes if is_drawn else size, last_batch) for order in orders
+        SizedBatches(order, num_rows, sizes if is_drawn else size, last_batch, block=8)
+        for order in orders
     ]
     numbers = [one.num_batches for one in batches]
     for one, order in zip(batches, orders, strict=True):

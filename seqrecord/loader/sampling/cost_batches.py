@@ -62,12 +62,15 @@ class BatchLimit:
         max_rows: the most rows of a batch.
         pads: whether all rows of a batch count as the longest one.
         longest: the greatest cost of a row, at most `budget`.
+        span_rows, span_batches: the least rows and batches of a span, see `order_batches`.
     """
 
     budget: int
     max_rows: int
     pads: bool
     longest: int
+    span_rows: int = 1 << 16
+    span_batches: int = 1 << 8
 
     @property
     def _counts_rows(self) -> bool:

@@ -10,7 +10,7 @@ own order alone::
     by cost        ======================= =========          spans of rows; in a span, see
                    r1 r4 | r0 r2 r7 | r3 ...                  `cost_batches`, rows change places
 
-By cost, the order is divided into *spans* of at least `SPAN_ROWS` rows and `SPAN_BATCHES` batches,
+By cost, the order is divided into *spans* of at least `span_rows` rows and `span_batches` batches,
 and a span's rows are in its batches. So a batch is found from the costs of its span. How many
 batches all shards have follows from the histograms of their costs, `steps_of_shards`: the greatest
 number that suffices for one, and one more of each `SPARE_STEPS`, so that rows seldom leave their
@@ -39,11 +39,8 @@ from seqrecord.loader.sampling.share_orders import RowOrder
 from seqrecord.loader.sampling.share_rounds import intervals
 from seqrecord.store.tables.grids import IntArray
 
-SPAN_ROWS = 1 << 16
-SPAN_BATCHES = 1 << 8
 SPARE_STEPS = 1 << 7
 
-_BLOCK = 1 << 12  # batches of drawn sizes, whose rows are counted together
 _CHUNK_ROWS = 1 << 20
 
 LastBatch = Literal["repeat", "drop", "keep"]
@@ -82,6 +79,7 @@ class SizedBatches(OrderBatches):
         size: rows of a batch, or a function that draws those of batches, at least 1, from their
             numbers, int64[n] each.
         last_batch: see the module.
+        block: batches of drawn sizes whose rows are counted together.
     """
 
     def __init__(
@@ -90,8 +88,9 @@ class SizedBatches(OrderBatches):
         num_rows: IntArray,
         size: int | Callable[[IntArray], IntArray],
         last_batch: LastBatch = "repeat",
+        block: int = 1 << 12,
     ) -> None:
-        self._order, self._size, self._before = order, size, [0]
+        self._order, self._size, self._before, self._block = order, size, [0], block
         self._stop, self._total = order.num_rows, int(num_rows.sum())
         if last_batch != "keep":
             self._stop = int(num_rows.max() if last_batch == "repeat" else num_rows.min())
@@ -105,7 +104,7 @@ class SizedBatches(OrderBatches):
     def _rows_before(self, batch: int) -> int:
         if isinstance(self._size, int):
             return batch * self._size
-        block, rest = divmod(batch, _BLOCK)
+        block, rest = divmod(batch, self._block)
         while len(self._before) <= block:
             self._grow()
         return self._before[block] + int(self._sizes(block)[:rest].sum())
@@ -118,7 +117,7 @@ class SizedBatches(OrderBatches):
             self._grow()
         block = bisect_right(self._before, row) - 1
         ends = self._before[block] + np.cumsum(self._sizes(block))
-        return block * _BLOCK + int(np.searchsorted(ends, row, side="right"))
+        return block * self._block + int(np.searchsorted(ends, row, side="right"))
 
     def _grow(self) -> None:
         block = len(self._before) - 1
@@ -126,7 +125,7 @@ class SizedBatches(OrderBatches):
 
     def _sizes(self, block: int) -> IntArray:
         assert not isinstance(self._size, int)
-        return self._size(np.arange(block * _BLOCK, (block + 1) * _BLOCK))
+        return self._size(np.arange(block * self._block, (block + 1) * self._block))
 
     def rows(self, first: int, last: int) -> tuple[IntArray, IntArray]:
         """See `OrderBatches`."""
@@ -239,9 +238,9 @@ class CostBatches(OrderBatches):
     def _divided(self, steps: int) -> tuple[IntArray, IntArray]:
         """The edges of spans, and the batches that suffice for each."""
         rows = self._order.num_rows
-        number = max(1, rows // SPAN_ROWS)
+        number = max(1, rows // self._limit.span_rows)
         if self._key is not None:
-            number = max(1, min(number, steps // SPAN_BATCHES))
+            number = max(1, min(number, steps // self._limit.span_batches))
         while number > 1:
             edges = np.arange(number + 1) * rows // number
             needed = [self._needed(begin, end) for begin, end in pairwise(edges.tolist())]
@@ -306,7 +305,7 @@ def num_in_order(cost: IntArray, limit: BatchLimit, rows: Sequence[IntArray]) ->
     """The most batches of a shard whose rows keep their order; int64[n] for each shard."""
 
     def batches(shard: IntArray) -> int:
-        number = max(1, len(shard) // SPAN_ROWS)
+        number = max(1, len(shard) // limit.span_rows)
         edges = np.arange(number + 1) * len(shard) // number
         spans = pairwise(edges.tolist())
         return sum(len(cut_in_order(cost[shard[begin:end]], limit)) for begin, end in spans)

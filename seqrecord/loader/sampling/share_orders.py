@@ -102,16 +102,17 @@ class PermutedOrder(RowOrder):
     ) -> None:
         self._permutation, self._first, self._step = Permutation(length, key), first, step
         self._pieces = pieces
+        self._ends = None if pieces is None else np.cumsum(pieces.count)
         self.num_rows = len(range(first, length, step))
 
     def rows(self, first: int, last: int) -> IntArray:
         """See `RowOrder`."""
         rows = self._permutation.at(self._first + np.arange(first, last) * self._step)
-        if self._pieces is None:
+        if self._pieces is None or self._ends is None:
             return rows
-        ends = np.cumsum(self._pieces.count)
-        piece = np.searchsorted(ends, rows, side="right")
-        found: IntArray = (self._pieces.first - ends + self._pieces.count)[piece] + rows
+        piece = np.searchsorted(self._ends, rows, side="right")
+        before = self._ends[piece] - self._pieces.count[piece]
+        found: IntArray = self._pieces.first[piece] + rows - before
         return found
 
     def left(self, number: int) -> tuple[IntArray, IntArray]:

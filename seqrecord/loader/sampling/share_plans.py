@@ -124,17 +124,6 @@ class PermutedSharesPlan(ShuffledPlan):
         return order.rows(0, order.num_rows)[number]
 
 
-class _BlockRounds(CursorRounds):
-    """The same rounds, which also tell their blocks."""
-
-    def __init__(self, rounds: CursorRounds) -> None:
-        vars(self).update(vars(rounds))
-
-    def emitted(self, rounds: IntArray) -> IntArray:
-        """The rows that each cursor has emitted before rounds; int64[rounds, cursors]."""
-        return self._emitted(rounds)
-
-
 class _ShareCursors(CursorSchedule):
     """The cursors of a shard, whose blocks are those of `rounds`; `None` without clips."""
 
@@ -147,7 +136,7 @@ class _ShareCursors(CursorSchedule):
         rounds: CursorRounds | None,
     ) -> None:
         super().__init__(runs, cursor, episodes, windows)
-        self._rounds = None if rounds is None else _BlockRounds(rounds)
+        self._rounds = rounds
         self.num_rounds = 0 if rounds is None else rounds.num_rounds
 
     def first_clips(self, rounds: IntArray) -> IntArray:

@@ -106,7 +106,7 @@ class CursorRounds:
         rounds: IntArray = np.where(edge <= self._short[last], short, long)
         return rounds
 
-    def _emitted(self, rounds: IntArray) -> IntArray:
+    def emitted(self, rounds: IntArray) -> IntArray:
         """The rows that each cursor has emitted before rounds; int64[rounds, cursors]."""
         edges = self.edges(rounds)[:, None]
         emitted: IntArray = (edges * self.row_counts + self._drawn) // self.num_rows
@@ -114,7 +114,7 @@ class CursorRounds:
 
     def before(self, index: int) -> int:
         """The number of rows before a round."""
-        return int(self._emitted(np.array([index])).sum())
+        return int(self.emitted(np.array([index])).sum())
 
     def find(self, number: int) -> tuple[int, int]:
         """The round of a row by its number in emitted order, and the rows before it there.
@@ -137,7 +137,7 @@ class CursorRounds:
 
     def rows(self, start: int, stop: int) -> RoundRows:
         """The rows of rounds `[start, stop)`."""
-        emitted = self._emitted(np.arange(start, stop + 1))
+        emitted = self.emitted(np.arange(start, stop + 1))
         sizes = np.diff(emitted, axis=0).ravel()  # of blocks, by round and cursor
         blocks = np.arange(start * self.num_cursors, stop * self.num_cursors)
         shift = hash64(key_of(Purpose.BLOCK_SHIFTS, self._key), blocks)
@@ -167,7 +167,7 @@ class CursorRounds:
         single = self.rows(index, stop).row[skip:]
         pieces = self.pieces
         begin = self._begins
-        reached = (self._line + self._emitted(np.array([stop]))[0])[pieces.cursor]
+        reached = (self._line + self.emitted(np.array([stop]))[0])[pieces.cursor]
         passed = np.clip(reached - begin, 0, pieces.count)
         return intervals(single, pieces.first + passed, pieces.count - passed)
 
