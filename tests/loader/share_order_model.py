@@ -71,10 +71,14 @@ def hashes(key: int, numbers: list[int] | range) -> list[int]:
 
 
 def circle_of(epoch: Epoch, key: int) -> tuple[list[int], list[int]]:
-    """Two laps of the rows of shuffled episodes, and the costs before each."""
     drawn = hashes(key_of(Purpose.EPISODE_ORDER, key), [row.owner for row in epoch.rows])
     rows = sorted(range(len(drawn)), key=drawn.__getitem__) * 2
     return rows, [0, *accumulate(epoch.costs[number] for number in rows)]
+
+
+def nearest_row(before: list[int], cost: int) -> int:
+    place = bisect_right(before, cost) - 1
+    return place + (before[place + 1] - cost < cost - before[place])
 
 
 def begins_of_shares(epoch: Epoch, circle: list[int], before: list[int], key: int) -> list[int]:
@@ -85,28 +89,28 @@ def begins_of_shares(epoch: Epoch, circle: list[int], before: list[int], key: in
         first = owners.index(owners[place])
         return place, first, first + owners.count(owners[place])
 
-    num_shards, total = epoch.num_shards, sum(epoch.costs)
-    num = num_shards * epoch.settings.num_cursors
+    total, num = sum(epoch.costs), epoch.num_shards * epoch.settings.num_cursors
     drawn = float(uniform(key_of(Purpose.SHARE_BEGINS, key), np.array([0]))[0])
     at = [(k + Fraction(drawn)) * total / num for k in range(num)]
     bounds = [[before[place] for place in place_and_episode(cost)[1:]] for cost in at]
     phases = [(cost - i) / (j - i) for cost, (i, j) in zip(at, bounds, strict=True)]
     places = [(round(phases[k] * 2**20), min(2 * k, 2 * (num - k) - 1)) for k in range(num)]
-    half, moves = Fraction(1, 2), [Fraction(0)] * num
+    half, moves = Fraction(1, 2), dict[int, Fraction]()
     for i, k in enumerate(sorted(range(num), key=places.__getitem__)):
         moves[k] = ((i + half) / num - phases[k] + half) % 1 - half
-    middle, most = median(moves), Fraction(49, 100) * total / num
+    middle, most = median(moves.values()), Fraction(49, 100) * total / num
     leading, begins = max(epoch.units, key=Units.cost), list[int]()
     for k, (i, j) in enumerate(bounds):
         move = ((moves[k] - middle + half) % 1 - half) * (j - i)
         begin = floor(at[k] + min(max(move, -most), most)) % total
         place, first, last = place_and_episode(begin)
         moves_on = (k * GOLDEN + drawn) % 1 < epoch.settings.aligned
-        if leading.begins and moves_on and (k < num - num_shards or num_shards == 1):
+        if leading.begins and moves_on and (k < num - epoch.num_shards or epoch.num_shards == 1):
             units = [leading.of_row(epoch.rows[number]) for number in circle[first:last]]
-            low = first + units.index(units[place - first])
-            high = low + units.count(units[place - first])
-            place = low if place - low <= high - place else high
+            low, length = first + units.index(u := units[place - first]), units.count(u)
+            place = low if 2 * (place - low) <= length else low + length
+        else:
+            place = nearest_row(before, begin)
         begins.append(before[place] % total)
     return sorted(begins)
 
@@ -135,7 +139,7 @@ def rows_of_cursors(epoch: Epoch, key: int) -> list[list[list[int]]]:
     for k in range(num)[(count - num_cut) * size :]:
         part, rows = k // size - count + num_cut, lack[shard_of[k]]
         lengths[k] = (part + 1) * rows // num_cut - part * rows // num_cut
-    edges = [bisect_right(before, end) - 1 for end in accumulate(lengths, initial=begins[0])]
+    edges = [nearest_row(before, end) for end in accumulate(lengths, initial=begins[0])]
     shares = [circle[i:j] for i, j in pairwise(edges)]
     return [[share for k, share in enumerate(shares) if shard_of[k] == s] for s in shards]
 
@@ -165,8 +169,7 @@ def rows_of_rounds(cursors: list[list[int]], epoch: Epoch, key: int) -> list[int
 
 
 def permute(number: int, length: int, key: int) -> int:
-    a = isqrt(length - 1) + 1
-    b = -(-length // a)
+    b = -(-length // (a := isqrt(length - 1) + 1))
     x, y = divmod(number, b)
     for step in range(6):  # of one digit, then of the other one
         drawn = hashes(key_of(Purpose.ROW_ORDER, key, step), [y])[0] >> 32
@@ -175,7 +178,6 @@ def permute(number: int, length: int, key: int) -> int:
 
 
 def batches_of_shards(epoch: Epoch) -> list[list[list[int]]]:
-    """The rows of each batch of each shard."""
     settings, num, size, total = epoch.settings, epoch.num_shards, epoch.size, len(epoch.rows)
     key, shards, orders = key_of(Purpose.SHARES_OF_EPOCH, *epoch.key), range(num), list[list[int]]()
     if epoch.kind != "shuffled":
@@ -187,9 +189,8 @@ def batches_of_shards(epoch: Epoch) -> list[list[list[int]]]:
     elif settings.is_permuted:
         orders = [[permute(i, total, key) for i in range(s, total, num)] for s in shards]
     else:
-        if settings.is_resident:
-            key = key_of(Purpose.SHARES_OF_EPOCH, *epoch.key._replace(epoch=0))
-        for s, cursors in enumerate(rows_of_cursors(epoch, key)):
+        old = key_of(Purpose.SHARES_OF_EPOCH, *epoch.key._replace(epoch=0))
+        for s, cursors in enumerate(rows_of_cursors(epoch, old if settings.is_resident else key)):
             shard_key = key_of(Purpose.SHARES_OF_EPOCH, *epoch.key, s)
             orders.append(rows_of_rounds(cursors, epoch, shard_key))
             if settings.is_resident and epoch.key.epoch:

@@ -39,7 +39,8 @@ of shares, n the number of rows, and d is drawn in [0, 1), by `uniform` of 0 (`S
    fewer than K rows: of m parts of x rows, the first i have floor(i x / m) rows.
 
 With costs, n is the cost of all rows; read "cost" for "row" everywhere but in step 3. Shares begin
-at rows: a begin inside a row's cost moves down to that of the row, after steps 2 and 3 and 5.
+at rows: a begin inside a row's cost moves to the nearer end of it, of two to its begin, after steps
+3 and 5.
 """
 
 from __future__ import annotations
@@ -148,6 +149,20 @@ class EpisodeSequence:
         row = np.searchsorted(self.weight, self.weight[first] + cost, side="right") - 1
         return place, row
 
+    def rounded(self, cost: IntArray) -> IntArray:
+        """The costs before the rows that begin nearest to these costs; int64[n].
+
+        Not before the rows in which they are: long ones would begin more shares than short ones.
+        """
+        if self.weight is None:
+            return cost
+        lap, cost = np.divmod(cost, self.total)
+        place, row = self.find(cost)
+        low = self.cost_before(place, row)
+        high = low + self.weight[row + 1] - self.weight[row]
+        nearest: IntArray = np.where(high - cost < cost - low, high, low)
+        return lap * self.total + nearest
+
     def cost_before(self, place: IntArray, row: IntArray) -> IntArray:
         """The cost of the sequence before rows of the episodes at `place`; int64[n]."""
         first = self.table.bounds[self.order[place]]
@@ -241,8 +256,8 @@ def share_out(
         rotation: of the shards from turn to turn.
     """
     begin = begins_of_shares(sequence, groups, num_shards, num_cursors, key, aligned)
-    dealt = _deal(begin, sequence.total, num_shards, num_cursors, key, rotation)
-    return Shares(sequence, num_cursors, *dealt)
+    cursor, begin = _deal(begin, sequence.total, num_shards, num_cursors, key, rotation)
+    return Shares(sequence, num_cursors, cursor, sequence.rounded(begin))
 
 
 def begins_of_shares(
@@ -272,8 +287,7 @@ def begins_of_shares(
     if num_shards > 1:  # shares of the last turn make shards equal
         is_aligned &= share < num_shares - num_shards
     begin[is_aligned] = _nearest_units(sequence, groups, begin[is_aligned])
-    begin = np.sort(begin)
-    return begin if sequence.weight is None else sequence.cost_before(*sequence.find(begin))
+    return np.sort(sequence.rounded(begin) % total)
 
 
 def median(values: npt.NDArray[np.number]) -> float:

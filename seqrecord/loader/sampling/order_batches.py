@@ -264,7 +264,7 @@ class CostBatches(OrderBatches):
             if self._key is None:
                 ends = halved(cut_in_order(cost, self._limit), number)
             else:
-                key = key_of(Purpose.BATCH_ORDER, self._key, span)
+                key = key_of(Purpose.SPAN_ORDER, self._key, span)
                 order, ends = cut_rows(cost, self._limit, number, key)
                 rows = rows[order]
             self._latest = span, rows, ends

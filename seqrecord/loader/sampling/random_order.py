@@ -109,6 +109,7 @@ class Purpose(IntEnum):
     BLOCK_SHIFTS = 50
     ROW_ORDER = 51
     SHARES_OF_EPOCH = 52
+    SPAN_ORDER = 53
 
 
 def key_of(purpose: Purpose, *values: int) -> int:
