@@ -9,7 +9,8 @@ from seqrecord.errors import MissingPackageError
 from seqrecord.store.codecs.base import Bytes
 
 SWS_BT601 = 5  # number of swscale
-_NON_BT601 = (1, 4, 7, 9, 10)  # H.273 matrices other than BT.601; swscale has the same numbers
+_NON_BT601 = (1, 4, 7, 9)  # H.273 matrices other than BT.601; swscale has the same numbers
+_CONVERTIBLE = (0, 2, 5, 6, *_NON_BT601)  # all that swscale has; 0 is RGB itself
 UNKNOWN_MATRIX = 2  # H.273
 _RANGES = {None: 0, "limited": 1, "full": 2}  # AVColorRange
 
@@ -46,8 +47,13 @@ def video_errors() -> tuple[type[Exception], ...]:
 
 
 def colours(frame: Any) -> dict[str, int]:
-    """Arguments for converting a frame to RGB; PyAV before 17 assumes BT.601 without them."""
+    """Arguments for converting a frame to RGB; PyAV before 17 assumes BT.601 without them.
+
+    Raises `ValueError` for a matrix without a conversion, of which PyAV before 17 makes BT.601.
+    """
     matrix = int(frame.colorspace)
+    if matrix not in _CONVERTIBLE:
+        raise ValueError(f"the matrix {matrix} (H.273) of a frame is not supported")
     if matrix not in _NON_BT601:
         return {}
     return {

@@ -133,7 +133,9 @@ def test_hidden_frames_fragments_and_irregular_times(tmp_path: Path) -> None:
 def test_two_edits_of_open_gops(
     tmp_path: Path, case: str, edits: tuple[tuple[int, int], ...], is_read: dict[str, bool]
 ) -> None:
-    """Frames that refer to skipped ones are an error, before they are packed."""
+    """Frames that refer to skipped ones are an error, before they are packed. FFmpeg 7 of PyAV 15
+    decodes more of them.
+    """
     _, codec, options = CASES[case]
     times = (np.arange(48) * 40 + 200).tolist()
     path = write_video(tmp_path / "a.mp4", pictures(48), codec, options=options, times=times)
@@ -145,7 +147,6 @@ def test_two_edits_of_open_gops(
         return
     [episode] = seqrecord.open(tmp_path / "records").episodes.values()
     images = episode.read(range(len(episode)), features=["image"])["image"]
-    assert is_read[case[:4]]
     expected = decoded(path)[1].astype(int)  # some are encoded again
     assert images.shape == expected.shape
     assert np.abs(images - expected).mean(axis=(1, 2, 3)).max() < 8
@@ -416,13 +417,11 @@ def test_packets_that_readers_cannot_decode_are_not_committed(tmp_path: Path) ->
 def test_frames_without_a_conversion_are_not_committed(
     tmp_path: Path, matrix: int, in_place: bool, checks: bool
 ) -> None:
-    """The packets decode; no reader can make RGB of this matrix. Neither can PyAV."""
+    """The packets decode; no reader can make RGB of this matrix."""
     (tmp_path / "videos").mkdir()
     plain = write_video(tmp_path / "plain.mkv", pictures(9), options={"g": "4"})
     shutil.copy(plain, tmp_path / "videos/a.mkv")
-    declared = copy_packets(plain, tmp_path / "videos/b.mkv", matrix=matrix)
-    with pytest.raises(OSError, match="not supported"):
-        decoded(declared)
+    copy_packets(plain, tmp_path / "videos/b.mkv", matrix=matrix)
     options: dict[str, Any] = {"in_place": in_place, "check_video": checks, "workers": 1}
     source = open_source(tmp_path / "videos")
     with pytest.raises(SourceError, match=r"cannot convert a video frame.*episode: b; feature"):
