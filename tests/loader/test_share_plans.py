@@ -277,6 +277,19 @@ def test_one_warning_names_a_remedy(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "pictures" not in caplog.text
 
 
+def test_one_warning_says_that_much_is_decoded_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each rank begins inside one of few groups of pictures."""
+    episodes = {f"{i:02}": columns(image=moving(40, seed=i, size=SIZE)) for i in range(5)}
+    write_dataset(tmp_path / "r", episodes, codecs={"image": "h264:gop=40"})
+    options = {"clip_len": 2, "batch_size": 1, "features": None, "memory_limit": 20_000_000}
+    caplog.set_level(logging.WARNING, "seqrecord")
+    next(iter(ranks(tmp_path / "r", 4, **options)[0]))
+    [warning] = caplog.records
+    assert "of the frames are decoded twice, where clips of 4 shards begin" in warning.message
+
+
 # ---- what it refuses
 
 

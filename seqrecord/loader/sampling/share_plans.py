@@ -60,6 +60,7 @@ _ALIGNED_PARTS = 1 << 20
 _BLOCKS_AT_ONCE = 1 << 18  # whose frames are counted together
 _SPARE = 8  # one part in so many of epoch 0's frames: other epochs may need a little more
 _ENOUGH_EPISODES = 0.85  # of a full shuffle's
+_MUCH_REREAD = 0.1  # of frames that are decoded twice
 _COUNTED_BATCHES = 32
 
 
@@ -395,8 +396,8 @@ class _Fit:
     def _notice(
         self, shares: ShareSettings, settings: PlanSettings, most: ShareSettings | None, room: int
     ) -> str | None:
-        """The reason if batches have few of all episodes; `most` are settings with enough memory,
-        if these have more cursors than those for `room` bytes.
+        """The reason if batches have few of all episodes, or many frames are decoded twice; `most`
+        are settings with enough memory, if these have more cursors than those for `room` bytes.
         """
         size, rows, count = settings.batch_size or 1, self.rows, self.request.num_shards
         group = self.groups[(settings.num_shares or 1) - 1]
@@ -414,7 +415,13 @@ class _Fit:
         parts = np.bincount(rows.episode, rows.count) / len(rows)
         full = float((1 - (1 - parts) ** size).sum())
         if number >= _ENOUGH_EPISODES * full:
-            return None
+            if shares.reread <= _MUCH_REREAD:
+                return None
+            return (
+                f"{shares.reread:.0%} of the frames are decoded twice, where clips of "
+                f"{counted(count, 'shard')} begin: shorter groups of pictures (gop=), shorter "
+                "clips or fewer shards decode less"
+            )
         why = f"more cuts would decode over {MOST_REREAD:.0%} of the frames twice"
         remedy = "shorter clips or fewer shards mix better"
         begin, stop = group.units(rows.episode, group.first(rows.episode, rows.start))
