@@ -11,6 +11,7 @@ from seqrecord.store.codecs.base import Bytes
 SWS_BT601 = 5  # number of swscale
 _NON_BT601 = (1, 4, 7, 9)  # H.273 matrices other than BT.601; swscale has the same numbers
 _CONVERTIBLE = (0, 2, 5, 6, *_NON_BT601)  # all that swscale has; 0 is RGB itself
+_COLOURED = 3  # planes or channels; grey, RGB and palettes need no matrix
 UNKNOWN_MATRIX = 2  # H.273
 _RANGES = {None: 0, "limited": 1, "full": 2}  # AVColorRange
 
@@ -52,7 +53,9 @@ def colours(frame: Any) -> dict[str, int]:
     Raises `ValueError` for a matrix without a conversion, of which PyAV before 17 makes BT.601.
     """
     matrix = int(frame.colorspace)
-    if matrix not in _CONVERTIBLE:
+    form = frame.format
+    is_yuv = not (form.is_rgb or form.has_palette) and len(form.components) >= _COLOURED
+    if is_yuv and matrix not in _CONVERTIBLE:
         raise ValueError(f"the matrix {matrix} (H.273) of a frame is not supported")
     if matrix not in _NON_BT601:
         return {}

@@ -23,7 +23,7 @@ from seqrecord.video.config import VIDEO_CODECS, VideoConfig, named_video
 from seqrecord.video.decoding import GopFrames, decode_gop
 from seqrecord.video.encoding import encode_gop
 from seqrecord.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS
-from seqrecord.video.packages import packet_of
+from seqrecord.video.packages import colours, packet_of
 from seqrecord.video.packets import Start, packet_format
 from tests.kit.datasets import columns, write_dataset
 from tests.kit.processes import run_code
@@ -178,6 +178,18 @@ def test_a_reused_decoder_forgets_colours() -> None:
     for number in (0, 1, 0, 0, 1):
         found = decode_gop(VideoConfig("h264", "yuv420p"), HEIGHT, WIDTH, gops[number])
         assert np.array_equal(found, alone[number])
+
+
+@pytest.mark.parametrize("pixels", ["gbrp", "bgr0", "rgb24", "gray", "pal8", "ya8"])
+def test_frames_without_chroma_need_no_matrix(pixels: str) -> None:
+    frame = av.VideoFrame(16, 16, pixels)
+    for matrix in (3, 8, 14):  # reserved, YCgCo, ICtCp
+        frame.colorspace = matrix
+        assert colours(frame) == {}
+    frame = av.VideoFrame(16, 16, "yuv444p")
+    frame.colorspace = 8
+    with pytest.raises(ValueError, match="matrix 8"):
+        colours(frame)
 
 
 @pytest.mark.parametrize("name", KEYED)

@@ -395,7 +395,8 @@ def _redraw(
             pixels = lines[: frame.height, : frame.width * step : step].astype(np.uint16)
         else:
             form = "rgb48le" if is_deep else "rgb24"
-            pixels = frame.reformat(format=form, **colours(frame)).to_ndarray()
+            with _source_errors():
+                pixels = frame.reformat(format=form, **colours(frame)).to_ndarray()
             if bits > _BYTE and not is_deep:
                 losses.append(f"{bits} bits rounded to 8")
         if num_colours < len(parts):
