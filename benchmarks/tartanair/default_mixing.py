@@ -343,12 +343,15 @@ def plan_shares(case: Case, job: Job, epoch: int = 0, *, seed: int = 1) -> Plann
     for index in range(shards):
         numbers = index, shards, job.batch_size
         order = order_of_shard(table, groups, settings, EpochKey(seed, epoch), *numbers)
-        row = order.rows(0, order.num_rows)
+        emitted = None
+        if isinstance(order, SharedOrder):
+            emitted = order.rounds.rows(0, order.rounds.num_rounds)
+        row = order.rows(0, order.num_rows) if emitted is None else emitted.row
         rank, worker = divmod(index, max(1, job.workers))
         step = np.arange(len(row)) // job.batch_size * max(1, job.workers) + worker
         reader = np.full_like(row, index)
-        if isinstance(order, SharedOrder) and not is_resident:
-            reader += shards * order.rounds.rows(0, order.rounds.num_rounds).piece
+        if emitted is not None and not is_resident:
+            reader += shards * emitted.piece
         columns.append(np.stack((step, np.full_like(row, rank), *table.locate(row), reader)))
     step, rank, episode, start, reader = np.concatenate(columns, axis=1)
     is_decoded = not is_permuted and not (is_resident and epoch)

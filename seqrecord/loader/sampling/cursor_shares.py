@@ -92,6 +92,33 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.first)
 
+    @cached_property
+    def ends(self) -> IntArray:
+        """The rows up to the end of each piece, int64[n]."""
+        return np.cumsum(self.count)
+
+    @cached_property
+    def begins(self) -> IntArray:
+        """The rows before each piece, int64[n]."""
+        return self.ends - self.count
+
+    @cached_property
+    def places(self) -> IntArray:
+        """The rows of its cursor before each piece, int64[n]."""
+        return self.begins - self.begins[np.searchsorted(self.cursor, self.cursor)]
+
+    def find(self, number: IntArray) -> tuple[IntArray, IntArray]:
+        """The piece and the row of each number of a row in all pieces; int64[m] each."""
+        piece = np.searchsorted(self.ends, number, side="right")
+        return piece, self.first[piece] + number - self.begins[piece]
+
+    def after(self, emitted: IntArray) -> tuple[IntArray, IntArray]:
+        """First rows and numbers of rows of what is left of pieces after so many rows of each
+        cursor, int64[cursors].
+        """
+        passed = np.clip(emitted[self.cursor] - self.places, 0, self.count)
+        return self.first + passed, self.count - passed
+
 
 @dataclass(frozen=True, eq=False)
 class EpisodeSequence:
@@ -115,9 +142,9 @@ class EpisodeSequence:
         return cls(table, np.argsort(drawn, kind="stable"), weight)
 
     @classmethod
-    def in_order(cls, table: RowTable, weight: IntArray | None = None) -> EpisodeSequence:
+    def in_order(cls, table: RowTable) -> EpisodeSequence:
         """The sequence in the order of the table."""
-        return cls(table, np.arange(table.num_owners), weight)
+        return cls(table, np.arange(table.num_owners))
 
     def _weights(self, rows: IntArray) -> IntArray:
         """The costs of the rows before these, int64[n]."""
@@ -255,12 +282,19 @@ def share_out(
         aligned: the part of the begins that move to units.
         rotation: of the shards from turn to turn.
     """
-    begin = begins_of_shares(sequence, groups, num_shards, num_cursors, key, aligned)
+    begin = _begins(sequence, groups, num_shards, num_cursors, key, aligned)
     cursor, begin = _deal(begin, sequence.total, num_shards, num_cursors, key, rotation)
     return Shares(sequence, num_cursors, cursor, sequence.rounded(begin))
 
 
-def begins_of_shares(
+def even_shares(sequence: EpisodeSequence, num_shards: int, num_cursors: int) -> Shares:
+    """Shares at even distances, dealt in turn: share k to shard k modulo the number of shards."""
+    share = np.arange(num_shards * num_cursors)
+    cursor = share % num_shards * num_cursors + share // num_shards
+    return Shares(sequence, num_cursors, cursor, share * sequence.total // len(share))
+
+
+def _begins(
     sequence: EpisodeSequence,
     groups: Sequence[FrameGroup],
     num_shards: int,

@@ -74,8 +74,8 @@ def life_of_frames(
         rounds: of each row.
         gap: the most rounds without a use that a frame stays.
     """
-    opens = np.flatnonzero(np.diff(run, prepend=-1) != 0)
-    number = np.cumsum(np.diff(run, prepend=-1) != 0) - 1
+    is_new = np.diff(run, prepend=-1) != 0
+    opens, number = np.flatnonzero(is_new), np.cumsum(is_new) - 1
     low = np.minimum.reduceat(frames.min(axis=1), opens)
     size = np.maximum.reduceat(frames.max(axis=1), opens) - low + 1
     begin = np.cumsum(size) - size
@@ -174,11 +174,11 @@ def _decoded_in_order(
     begin: IntArray,
 ) -> FrameLife:
     """The life of frames that decoders pass in order, by stay and frame; `begin` of their units."""
-    opens = np.flatnonzero(np.diff(stay, prepend=-1) != 0)
+    is_new = np.diff(stay, prepend=-1) != 0
+    opens = np.flatnonzero(is_new)
     ends = np.append(opens[1:], len(stay)) - 1
     # The minimum over a frame and the later ones of its stay: stays are kept apart by an offset.
-    number = np.cumsum(np.diff(stay, prepend=-1) != 0)
-    offset = number * (int(first.max()) + 1)
+    offset = np.cumsum(is_new) * (int(first.max()) + 1)
     needed = np.minimum.accumulate((first + offset)[::-1])[::-1] - offset
     num_decoded = int((frame[ends] - begin[ends] + 1).sum())
     return FrameLife(run, frame, needed, last, needed[opens], first[ends], num_decoded)

@@ -24,14 +24,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.loader.sampling.cursor_shares import EpisodeSequence, Pieces, share_out
+from seqrecord.loader.sampling.cursor_shares import (
+    EpisodeSequence,
+    Pieces,
+    even_shares,
+    share_out,
+)
 from seqrecord.loader.sampling.decoding_units import FrameGroup
 from seqrecord.loader.sampling.permutations import Permutation
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.share_rounds import CursorRounds, intervals
 from seqrecord.loader.sampling.share_settings import ShareSettings, parts_of_block
-from seqrecord.store.tables.grids import IntArray, distinct, ragged_arange
+from seqrecord.store.tables.grids import IntArray
 
 
 class EpochKey(NamedTuple):
@@ -102,18 +107,12 @@ class PermutedOrder(RowOrder):
     ) -> None:
         self._permutation, self._first, self._step = Permutation(length, key), first, step
         self._pieces = pieces
-        self._ends = None if pieces is None else np.cumsum(pieces.count)
         self.num_rows = len(range(first, length, step))
 
     def rows(self, first: int, last: int) -> IntArray:
         """See `RowOrder`."""
         rows = self._permutation.at(self._first + np.arange(first, last) * self._step)
-        if self._pieces is None or self._ends is None:
-            return rows
-        piece = np.searchsorted(self._ends, rows, side="right")
-        before = self._ends[piece] - self._pieces.count[piece]
-        found: IntArray = self._pieces.first[piece] + rows - before
-        return found
+        return rows if self._pieces is None else self._pieces.find(rows)[1]
 
     def left(self, number: int) -> tuple[IntArray, IntArray]:
         """See `RowOrder`."""
@@ -129,8 +128,7 @@ class SequenceOrder(RowOrder):
     """
 
     def __init__(self, sequence: EpisodeSequence, num_shards: int, shard: int, size: int) -> None:
-        self._pieces = even_pieces(sequence, num_shards * size, num_shards, shard)
-        self._ends = np.cumsum(self._pieces.count)
+        self._pieces = even_shares(sequence, num_shards, size).of_shard(shard)
         self._counts = np.bincount(self._pieces.cursor, self._pieces.count, size).astype(np.int64)
         self._line = np.cumsum(self._counts) - self._counts
         self.num_rows = int(self._counts.sum())
@@ -142,35 +140,15 @@ class SequenceOrder(RowOrder):
         longer = np.flatnonzero(self._counts == self._counts.max())
         is_last = place >= self._counts.min()
         slot[is_last] = longer[slot[is_last]]
-        line = self._line[slot] + place
-        piece = np.searchsorted(self._ends, line, side="right")
-        rows: IntArray = (self._pieces.first - self._ends + self._pieces.count)[piece] + line
-        return rows
+        return self._pieces.find(self._line[slot] + place)[1]
 
     def left(self, number: int) -> tuple[IntArray, IntArray]:
         """See `RowOrder`."""
         batch, over = divmod(number, len(self._counts))
         single = self.rows(number, min(number - over + len(self._counts), self.num_rows))
         single = single if over else np.zeros(0, np.int64)
-        begin = self._ends - self._pieces.count - self._line[self._pieces.cursor]
-        passed = np.clip(batch + (over > 0) - begin, 0, self._pieces.count)
-        return intervals(single, self._pieces.first + passed, self._pieces.count - passed)
-
-
-def even_pieces(sequence: EpisodeSequence, num_shares: int, num_shards: int, shard: int) -> Pieces:
-    """The pieces of a shard's shares, which begin at even distances: share k for shard k modulo
-    the number of shards.
-    """
-    table, order, heads = sequence.table, sequence.order, sequence.heads
-    total = len(table)
-    begins = np.arange(num_shares) * total // num_shares
-    edges = distinct(np.concatenate((heads, begins)))
-    share = np.searchsorted(begins, edges, side="right") - 1
-    place = np.searchsorted(heads, edges, side="right") - 1
-    first = table.bounds[order[place]] + edges - heads[place]
-    count = np.diff(edges, append=total)
-    mine = np.flatnonzero(share % num_shards == shard)
-    return Pieces(first[mine], count[mine], share[mine] // num_shards)
+        emitted = np.full_like(self._counts, batch + (over > 0))
+        return intervals(single, *self._pieces.after(emitted))
 
 
 def order_of_shard(
@@ -227,10 +205,3 @@ def left_of(table: RowTable, orders: Sequence[RowOrder], numbers: Sequence[int])
     first, count = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     by_row = np.argsort(first, kind="stable")
     return table.only(first[by_row], count[by_row])
-
-
-def rows_of_pieces(pieces: Pieces) -> IntArray:
-    """The rows of pieces, one after the other, int64[n]."""
-    piece, offset = ragged_arange(pieces.count)
-    rows: IntArray = pieces.first[piece] + offset
-    return rows

@@ -71,9 +71,7 @@ class CursorRounds:
         parts: float = 1 / GOLDEN,
     ) -> None:
         self.pieces, self._key, self._parts = pieces, key, parts
-        self._ends = np.cumsum(pieces.count)
-        self._begins = self._ends - pieces.count
-        self.num_rows = int(self._ends[-1])
+        self.num_rows = int(pieces.ends[-1])
         num_cursors = int(pieces.cursor[-1]) + 1
         self.row_counts = np.bincount(pieces.cursor, pieces.count, num_cursors).astype(np.int64)
         self._line = np.cumsum(self.row_counts) - self.row_counts  # where cursors begin
@@ -130,8 +128,7 @@ class CursorRounds:
         """The rounds of the rows of pieces `[begin, end)`, front to back; int64[rows]."""
         pieces = self.pieces
         piece, offset = ragged_arange(pieces.count[begin:end])
-        cursor = pieces.cursor[begin:end][piece]
-        place = self._begins[begin:end][piece] + offset - self._line[cursor]
+        cursor, place = pieces.cursor[begin:end][piece], pieces.places[begin:end][piece] + offset
         edge = -((self._drawn[cursor] - (place + 1) * self.num_rows) // self.row_counts[cursor])
         return self._round_at(edge) - 1
 
@@ -149,8 +146,7 @@ class CursorRounds:
         stride = strides[np.searchsorted(kinds, sizes)]
         offset = (stride[block] * place + shift[block]) % size
         line = (self._line + emitted[:-1]).ravel()[block] + offset
-        piece = np.searchsorted(self._ends, line, side="right")
-        row = self.pieces.first[piece] + line - self._begins[piece]
+        piece, row = self.pieces.find(line)
         rounds = block // self.num_cursors
         # Integers: a part of the rounds has the order that it has among all.
         spread = 2 * (place * self.num_cursors + self._ranks(start, stop)[block]) + 1
@@ -165,11 +161,7 @@ class CursorRounds:
         index, skip = self.find(number)
         stop = min(index + 1, self.num_rounds)
         single = self.rows(index, stop).row[skip:]
-        pieces = self.pieces
-        begin = self._begins
-        reached = (self._line + self.emitted(np.array([stop]))[0])[pieces.cursor]
-        passed = np.clip(reached - begin, 0, pieces.count)
-        return intervals(single, pieces.first + passed, pieces.count - passed)
+        return intervals(single, *self.pieces.after(self.emitted(np.array([stop]))[0]))
 
     def _ranks(self, start: int, stop: int) -> IntArray:
         """The rank of each cursor in rounds `[start, stop)`, drawn; int64, by round and cursor."""
