@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from itertools import islice
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +216,93 @@ def test_every_batch_of_a_resumed_run_is_named_by_one_process(path: Path) -> Non
     assert min(map(len, (first, second, third))) >= 12
 
 
+# ---- a state at any place of an epoch, of a dataset that has grown since
+
+PLACES = "start", "middle", "end", "changed ranks"
+APPENDED = {"nothing": {}, "episodes": {"n0": 9, "n1": 9}, "lengths": {"n0": 3, "n1": 31, "n2": 1}}
+CHANGES = {"same": ((2, 2), (3, 3)), "more": ((1, 2), (2, 3)), "fewer": ((2, 1), (3, 2))}
+CHUNKS = 1, 4, 50
+LIMITS = None, 6_000
+MakePath = Callable[[int, str], Path]
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> MakePath:
+    """The path of a dataset by frames of a chunk and what was appended; written once."""
+
+    @lru_cache
+    def make(chunk_frames: int, appended: str) -> Path:
+        path = tmp_path_factory.mktemp("grown") / "records"
+        if appended == "nothing":
+            lengths = {"e0": 12, "e1": 7, "e2": 15, "e3": 9}
+            write_dataset(path, lengths, chunk_frames=chunk_frames)
+            return path
+        shutil.copytree(make(chunk_frames, "nothing"), path)
+        write_dataset(path, APPENDED[appended], chunk_frames=chunk_frames, mode="append")
+        return path
+
+    return make
+
+
+def state_at(place: str, ranks: int, path: Path, options: dict[str, Any]) -> Any:
+    """The state of rank 0 at a place of epoch 1, as JSON."""
+    before = ranks % 3 + 1 if place == "changed ranks" else ranks
+    loader = SeqRecordIterableDataset(path, rank=(0, before), **options)
+    loader.set_epoch(1)
+    assert [*islice(loader, {"start": 0, "end": None}.get(place, 2))] or place == "start"
+    if place == "changed ranks":
+        state = loader.state_dict()
+        loader = SeqRecordIterableDataset(path, rank=(0, ranks), **options)
+        loader.load_state_dict(state)
+        next(iter(loader))
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("appended", APPENDED)
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_from_a_state_are_the_batches_after_it(
+    grown: MakePath, place: str, appended: str, change: str, thorough: bool
+) -> None:
+    cases = [*product(CHANGES[change], CHUNKS, LIMITS)]
+    cases = random.Random(f"{place} {appended} {change}").sample(cases, 6 if thorough else 1)
+    for (ranks, new_ranks), chunk_frames, limit in cases:
+        options: dict[str, Any] = {"clip_len": 2, "batch_size": 4, "seed": 3, "memory_limit": limit}
+        state = state_at(place, ranks, grown(chunk_frames, "nothing"), options)
+        path, first = grown(chunk_frames, appended), state["epoch"]
+        continues = ranks == new_ranks
+        batches = dict[tuple[int, int, int], Any]()
+        for rank in range(new_ranks):
+            loader = SeqRecordIterableDataset(path, rank=(rank, new_ranks), **options)
+            loader.load_state_dict(state)
+            for epoch in range(first, first + 2):
+                begin = state["batch"] if continues and epoch == first else 0
+                for number, batch in enumerate(loader, begin):
+                    batches[epoch, number, rank] = batch
+        assert len({epoch for epoch, _, _ in batches}) == 2
+        for reader in ((0, 1), (new_ranks - 1, new_ranks)):
+            loader = SeqRecordIterableDataset(path, rank=reader, **options)
+            loader.load_state_dict(state)
+            for (epoch, number, rank), batch in batches.items():
+                rows = loader.rows(epoch, number, rank=(rank, new_ranks))
+                check(batch, rows, features=("x",))
+
+
+@pytest.mark.slow
+def test_the_default_limit_is_that_of_the_run(tmp_path: Path) -> None:
+    """Eight ranks have 2 GiB each, with which all frames of a rank stay; workers share 8 GiB."""
+    image = np.zeros((3000, 3000, 3), np.uint8)
+    frames = [{"image": image}] * 8
+    write_dataset(tmp_path / "d", {f"e{n}": frames for n in range(8)}, chunk_frames=1)
+    alone = SeqRecordPipe(tmp_path / "d", clip_len=1, rank=(0, 1))
+    for workers in (1, 2):
+        for rank in (0, 5):
+            pipe = SeqRecordPipe(tmp_path / "d", clip_len=1, rank=(rank, 8))
+            for number in range(8 // workers):
+                rows = alone.rows(0, number, rank=(rank, 8), workers=workers)
+                check(pipe.rows(0, number, workers=workers), rows)
+
+
 def test_naming_batches_moves_no_position(path: Path) -> None:
     _, state = run(path, 2, 1, 2)
     loader = SeqRecordIterableDataset(path, rank=(0, 2), batch_size=2, **CLIP)
@@ -224,15 +314,16 @@ def test_naming_batches_moves_no_position(path: Path) -> None:
         check(batch, other, features=())
 
 
-def test_a_state_names_batches_without_its_memory(path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_state_names_batches_without_its_memory(path: Path, rank: int) -> None:
     """A state's order needs more memory than this process allows: names need none."""
-    loader = SeqRecordPipe(path, rank=(1, 2), batch_size=4, **CLIP)
+    loader = SeqRecordPipe(path, rank=(rank, 2), batch_size=4, **CLIP)
     iterator = iter(loader)
     batch = next(iterator)
     state = loader.state_dict()
     small = SeqRecordPipe(path, batch_size=4, memory_limit=20_000, **CLIP)
     small.load_state_dict(state)
-    check(batch, small.rows(0, 0, rank=1))
+    check(batch, small.rows(0, 0, rank=rank))
 
 
 def wrong() -> Iterator[tuple[dict[str, Any], str]]:

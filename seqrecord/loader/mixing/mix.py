@@ -36,7 +36,6 @@ from seqrecord.loader.mixing.weights import (
     excluded_always,
     excluded_sources,
 )
-from seqrecord.loader.pipes.batch_rows import SourceSettings
 from seqrecord.loader.pipes.epochs import Epochs
 from seqrecord.loader.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.loader.pipes.option_values import Budget, Vector
@@ -311,9 +310,8 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         plan: MixPlan,
         first: int,
         last: int,  # noqa: ARG002 - a mix has batches only
-        settings: SourceSettings,
     ) -> Clip:
-        return rows_of_mix(loader, plan, first, settings)
+        return rows_of_mix(loader, plan, first)
 
     @property
     def _mix(self) -> MixLoader:

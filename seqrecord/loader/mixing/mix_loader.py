@@ -196,7 +196,7 @@ class MixLoader:
         epoch: int,
         shard: Shard,
         segments: Segments = (),
-        *settings: PlanSettings | None,  # noqa: ARG002
+        settings: PlanSettings | None = None,  # noqa: ARG002
     ) -> MixPlan:
         """The plan of one shard in one epoch, the same on all ranks.
 

@@ -8,11 +8,10 @@ from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.engine.batches import Batch
 from seqrecord.loader.mixing.mix_loader import MixLoader
 from seqrecord.loader.mixing.planning import MixPlan
-from seqrecord.loader.pipes.batch_rows import SourceSettings
 from seqrecord.loader.pipes.states import Clip
 
 
-def rows_of_mix(mix: MixLoader, plan: MixPlan, number: int, settings: SourceSettings) -> Clip:
+def rows_of_mix(mix: MixLoader, plan: MixPlan, number: int) -> Clip:
     """The columns of a batch by its number, except columns made of features."""
     source = plan.sources(number)
     keys, epochs = ClipKeys.zeros(len(source)), np.zeros_like(source)
@@ -22,7 +21,7 @@ def rows_of_mix(mix: MixLoader, plan: MixPlan, number: int, settings: SourceSett
         stop, loader = clip + int((source == place).sum()), loaders[place]
         while clip < stop:
             epoch, num_clips_before = loader.view.samples.epoch_of(clip, plan.shard.count)
-            epoch_plan = loader.planner.plan(epoch, plan.shard, (), settings[place])
+            epoch_plan = loader.planner.plan(epoch, plan.shard)
             start = clip - num_clips_before
             clips = epoch_plan.clips_between(
                 start, min(stop - num_clips_before, epoch_plan.num_clips)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from seqrecord.errors import StateError
 from seqrecord.loader.pipes.collating import make_numpy
-from seqrecord.loader.pipes.epoch_loaders import Loader
+from seqrecord.loader.pipes.epoch_loaders import Loader, continued, has_batches_of
 from seqrecord.loader.pipes.options import MOST_RANKS
 from seqrecord.loader.pipes.states import Clip, Segments, State
 from seqrecord.loader.sampling.bounds import PlanSettings
@@ -15,10 +15,7 @@ from seqrecord.loader.sampling.elastic import items_of_workers
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.units import MAX_INT, check, check_integer
 
-SourceSettings: TypeAlias = "Sequence[PlanSettings | None]"
-"""The plan settings of each dataset; `None`: the loader's."""
-
-FillRows: TypeAlias = "Callable[[Any, int, int, SourceSettings], Clip]"
+FillRows: TypeAlias = "Callable[[Any, int, int], Clip]"
 """Makes the columns for items `[first, last)` of a plan, each a list or a tensor."""
 
 
@@ -45,14 +42,15 @@ class BatchNumber(NamedTuple):
 class _Team(NamedTuple):
     """The ranks and workers that share a segment of an epoch.
 
-    A DataLoader makes batches of `batch_size` items.
+    A DataLoader makes batches of `batch_size` items. A finished segment has `settings`; those of
+    the last one are the loader's, as in an iteration.
     """
 
     ranks: int
     workers: int
     batch_size: int
     segments: Segments  # before it
-    settings: SourceSettings
+    settings: PlanSettings | None = None
 
 
 def rows_of_batch(
@@ -76,7 +74,7 @@ def rows_of_batch(
     check_integer("batch_size", size, least=1, most=MAX_INT)
     rank = _rank(own, which.rank, team)
     shards = rank.divided(team.workers)
-    plans = [source.plan(which.epoch, shard, team.segments, *team.settings) for shard in shards]
+    plans = [source.plan(which.epoch, shard, team.segments, team.settings) for shard in shards]
     lengths = [plan.num_batches for plan in plans]
     num_batches = sum(-(-length // size) for length in lengths)
     if which.batch >= num_batches:
@@ -88,7 +86,7 @@ def rows_of_batch(
         )
     starts, stops = (items_of_workers(lengths, which.batch + i, size) for i in (0, 1))
     [worker] = [i for i, (a, b) in enumerate(zip(starts, stops, strict=True)) if a < b]
-    rows = fill(plans[worker], starts[worker], stops[worker], team.settings)
+    rows = fill(plans[worker], starts[worker], stops[worker])
     if source.batch_size is None and size == 1:
         rows = {name: values[0] for name, values in rows.items()}
         rows["start"] = int(rows["start"])
@@ -112,19 +110,15 @@ def _team(source: Loader, run: State, which: BatchNumber) -> _Team:
         if which.segment < len(segments):
             part = segments[which.segment]
             place = part.ranks, part.workers, part.batch_size
-            return _Team(*place, segments[: which.segment], [part.settings])
+            return _Team(*place, segments[: which.segment], part.settings)
     ranks = which.rank[1] if isinstance(which.rank, tuple) else run.ranks
     workers = run.workers
     if which.workers is not None:
         workers = check_integer("workers", which.workers, least=0, most=(1 << 16) - 1) or 1
-    sizes = [planner.settings.batch_size for planner in source.planners]
-    has_batches = sizes == [one.settings.batch_size for one in run.sources]
-    if (ranks, workers) == (run.ranks, run.workers) and has_batches:
-        settings = [(segments and one.rest) or one.settings for one in run.sources]
-        return _Team(ranks, workers, run.batch_size, segments, settings)
-    if which.epoch == run.epoch and (run.batch or segments):
-        run.check_of_rank()
-        resumed = source.after_change(run)
+    if (ranks, workers) == (run.ranks, run.workers) and has_batches_of(source, run):
+        return _Team(ranks, workers, run.batch_size, segments)
+    if which.epoch == run.epoch:
+        resumed = continued(source, run, ranks, workers)
         if resumed.epoch != which.epoch:
             raise StateError(
                 "on other ranks or workers, a mix continues at its next epoch",
@@ -133,7 +127,7 @@ def _team(source: Loader, run: State, which: BatchNumber) -> _Team:
                 got=f"epoch {which.epoch} of {ranks} ranks and {workers} workers",
             )
         segments = resumed.segments
-    return _Team(ranks, workers, 1, segments, [None] * len(run.sources))
+    return _Team(ranks, workers, 1, segments)
 
 
 def _checked_rank(rank: Any) -> int | tuple[int, int] | None:

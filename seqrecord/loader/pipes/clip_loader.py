@@ -153,10 +153,14 @@ class ClipLoader:
         self._buffers.clear()
 
     def plan(
-        self, epoch: int, shard: Shard, segments: Segments = (), *settings: PlanSettings | None
+        self,
+        epoch: int,
+        shard: Shard,
+        segments: Segments = (),
+        settings: PlanSettings | None = None,
     ) -> Plan:
         """See `Loader`."""
-        return self.planner.plan(epoch, shard, segments, *settings)
+        return self.planner.plan(epoch, shard, segments, settings)
 
     def after_change(self, state: State) -> State:
         """See `Loader`: the remaining clips are planned anew."""

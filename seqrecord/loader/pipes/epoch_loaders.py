@@ -20,7 +20,7 @@ from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner
-from seqrecord.loader.pipes.source_states import check_source, saved_memory, source_state
+from seqrecord.loader.pipes.source_states import check_source, saved_settings, source_state
 from seqrecord.loader.pipes.states import Json, Segments, State, check_same
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.runs import Shard
@@ -58,10 +58,10 @@ class Loader(Protocol):
         epoch: int,
         shard: Shard,
         segments: Segments = (),
-        *settings: PlanSettings | None,
+        settings: PlanSettings | None = None,
     ) -> AnyPlan:
         """The plan of one shard in one epoch, or for the rest of it after `segments`; with the
-        `settings` of each dataset, whatever memory they need.
+        `settings` of a finished segment.
         """
 
     def run(self, plan: Any, segments: Segments = (), *, batch: int, stats: EngineStats) -> Run:
@@ -132,11 +132,8 @@ class EpochLoaders:
         """The first epoch with the episodes and samples that an epoch's loader has."""
         return self.earlier_since if epoch < self.since and self.earlier else self.since
 
-    def run_of(self, epoch: int, position: State) -> State:
-        """The run at a position, with the inputs of the order of an epoch.
-
-        Raises `StateError` for an epoch before the first one with the same episodes.
-        """
+    def check_epoch(self, epoch: int) -> None:
+        """Raise `StateError` for an epoch before the first one with the same episodes."""
         first = self.first_epoch(epoch)
         if epoch < first:
             raise StateError(
@@ -144,10 +141,6 @@ class EpochLoaders:
                 expected=f"epoch {first} or later; or a state that was saved before it",
                 got=f"epoch {epoch}",
             )
-        if self.at(epoch) is self.at(position.epoch):
-            return position
-        start = State(epoch, ranks=position.ranks, workers=position.workers)
-        return State.parse(self.to_json(start))
 
     def note(self) -> None:
         """Log one warning if the data have grown since the loaded state."""
@@ -204,15 +197,20 @@ class EpochLoaders:
         check_same(problem, arguments, now, by_size)
 
     def keep_settings(self, state: State, num_shards: int) -> None:
-        """Use the settings of a state in the epochs of its loader; with their memory, if it has as
-        many shards as there are now. Raises `MemoryLimitError` with the smallest sufficient limit.
+        """Use the settings of a state in the epochs of its loader. If it has as many shards as
+        there are now, raises `MemoryLimitError` with the smallest sufficient limit.
         """
-        loader, fit = self.of_saved, state.num_shards == num_shards
-        if has_batches_of(loader, state):
-            pairs = [*zip(loader.planners, state.sources, strict=True)]
-            plans = [saved_memory(planner, source, state, fit=fit) for planner, source in pairs]
-            for (planner, _), of_source in zip(pairs, plans, strict=True):
-                planner.keep(of_source)
+        loader = self.of_saved
+        if not has_batches_of(loader, state):
+            return
+        saved = [saved_settings(source, state) for source in state.sources]
+        pairs = [*zip(loader.planners, saved, strict=True)]
+        if state.num_shards == num_shards:  # all fit, or none is kept
+            for planner, settings_by_place in pairs:
+                for place, settings in settings_by_place.items():
+                    planner.memory_of(settings, *place)
+        for planner, settings_by_place in pairs:
+            planner.keep(settings_by_place)
 
     def to_json(self, position: State) -> dict[str, Any]:
         """A position with the inputs of the order."""
@@ -246,6 +244,16 @@ class EpochLoaders:
             steps = [planner.view.normalizations for planner in latest.planners]
             earlier = earlier.normalized_by(steps, "state")
         return replace(self, latest=latest, earlier=earlier)
+
+
+def continued(loader: Loader, position: State, ranks: int, workers: int) -> State:
+    """A position on these ranks and workers; see `Loader.after_change`."""
+    is_inside = position.is_saved and (position.batch or position.segments)
+    is_same = (position.ranks, position.workers) == (ranks, workers)
+    if is_inside and not (is_same and has_batches_of(loader, position)):
+        position.check_of_rank()
+        position = loader.after_change(position)
+    return replace(position, ranks=ranks, workers=workers)
 
 
 def has_batches_of(loader: Loader, state: State) -> bool:

@@ -18,7 +18,7 @@ from seqrecord.loader.pipes.epoch_loaders import (
     AnyPlan,
     EpochLoaders,
     Loader,
-    has_batches_of,
+    continued,
 )
 from seqrecord.loader.pipes.shared_rows import share_before_forks
 from seqrecord.loader.pipes.states import Clip, State
@@ -235,14 +235,14 @@ class Epochs:
         return self.state(shard, at_end=at_end)
 
     def run_of(self, epoch: int, shard: Shard) -> State:
-        """The run that has an epoch: the position, with the inputs of that epoch's order.
+        """The run that has an epoch: the position, with the inputs of its order.
 
         Raises `StateError` for an epoch before its first one with the same episodes.
         """
         check_integer("epoch", epoch, least=0, most=MAX_INT)
         self._use_of_workers()
-        position = State.parse(self.shared_position(shard, at_end=True))
-        return self._loaders.run_of(epoch, position)
+        self._loaders.check_epoch(epoch)
+        return State.parse(self.shared_position(shard, at_end=True))
 
     def load(
         self,
@@ -329,17 +329,8 @@ class Epochs:
         """The current position, for the ranks and workers that have begun it or would begin it."""
         if self._is_begun and not self._num_workers:
             return self._current
-        return self._continued(self._position, shard.rank, self._num_workers or shard.workers)
-
-    def _continued(self, position: State, rank: Shard, workers: int) -> State:
-        """A position with these ranks and workers; see `Loader.after_change`."""
-        is_inside = position.is_saved and (position.batch or position.segments)
-        is_same = (position.ranks, position.workers) == (rank.count, workers)
-        loader = self._loaders.at(position.epoch)
-        if is_inside and not (is_same and has_batches_of(loader, position)):
-            position.check_of_rank()
-            position = loader.after_change(position)
-        return replace(position, ranks=rank.count, workers=workers)
+        loader, workers = self._loaders.at(self._position.epoch), self._num_workers or shard.workers
+        return continued(loader, self._position, shard.rank.count, workers)
 
     def _planned(self, position: State, shard: Shard) -> tuple[State, AnyPlan, int, int]:
         """The position, plan, worker and first batch of the iteration that begins at a position.
@@ -348,7 +339,8 @@ class Epochs:
         requests its batch first, and so on.
         """
         own, workers = shard.index % shard.workers, shard.workers
-        position = self._continued(position, shard.rank, workers)
+        loader = self._loaders.at(position.epoch)
+        position = continued(loader, position, shard.rank.count, workers)
         batch, worker = position.batch, own if position.worker is None else position.worker
         if position.worker is None and batch:
             given, most = self._loaders.returned(position, shard.rank)

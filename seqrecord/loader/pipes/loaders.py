@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.tables import ClipTable
 from seqrecord.loader.pipes.arguments import init_takes_arguments
-from seqrecord.loader.pipes.batch_rows import BatchNumber, SourceSettings, rows_of_batch
+from seqrecord.loader.pipes.batch_rows import BatchNumber, rows_of_batch
 from seqrecord.loader.pipes.callers import (
     check_kept,
     find_buffering_pipe,
@@ -230,9 +230,7 @@ class EpochStream:
         run, loader = epochs.run_of(epoch, shard), epochs.loader_in(epoch)
         return rows_of_batch(loader, run, shard, which, partial(self._fill_rows, loader))
 
-    def _fill_rows(
-        self, loader: Any, plan: Any, first: int, last: int, settings: SourceSettings
-    ) -> Clip:
+    def _fill_rows(self, loader: Any, plan: Any, first: int, last: int) -> Clip:
         """See `FillRows`."""
         raise NotImplementedError
 
@@ -330,14 +328,7 @@ class StreamingLoader(EpochStream):
         """
         return self._loader.view.compute_statistics(**options)
 
-    def _fill_rows(
-        self,
-        loader: ClipLoader,
-        plan: Plan,
-        first: int,
-        last: int,
-        settings: SourceSettings,  # noqa: ARG002
-    ) -> Clip:
+    def _fill_rows(self, loader: ClipLoader, plan: Plan, first: int, last: int) -> Clip:
         begin, end = map(plan.first_clip, (first, last))
         clips = plan.clips_between(begin, end).keys
         rows, _ = loader.columns(clips, plan.epoch, plan.draws, planned=True)

@@ -36,11 +36,8 @@ from seqrecord.store.reading.dataset import Dataset, DatasetLike
 from seqrecord.store.text import shown_place
 from seqrecord.store.units import format_size, parse_size, raise_if
 
-MemoryPlans: TypeAlias = dict[tuple[int, int, Segments], MemoryPlan | PlanSettings]
-"""By number of shards, epoch and segments; epoch 0 and no segments stand for all whole epochs.
-
-Settings of a saved state whose memory was not computed yet have no plan.
-"""
+SavedSettings: TypeAlias = dict[tuple[int, int, Segments], PlanSettings]
+"""By number of shards, epoch and segments; epoch 0 and no segments stand for all whole epochs."""
 
 _MAX_CURSORS = 1 << 24  # arrays of 128 MiB; only a damaged state has more
 
@@ -73,7 +70,8 @@ class Planner:
     machine_part: float = 1.0
     costs: EpochCosts = NO_COSTS
     resident_frames: Sequence[Intervals] | None = None
-    _memory_plans: MemoryPlans = field(default_factory=dict, repr=False)
+    _saved: SavedSettings = field(default_factory=dict, repr=False)
+    _memory_plans: dict[tuple[Any, ...], MemoryPlan] = field(default_factory=dict, repr=False)
     _remaining: dict[tuple[int, Segments], ClipTable] = field(default_factory=dict, repr=False)
     _requests: dict[int, MemoryRequest] = field(default_factory=dict, repr=False)
     _logged: set[int] = field(default_factory=set, repr=False)
@@ -126,7 +124,7 @@ class Planner:
 
     def _copy(self, **changes: Any) -> Planner:
         """A copy that plans anew."""
-        changes |= {name: {} for name in ("_memory_plans", "_remaining", "_requests")}
+        changes |= {name: {} for name in ("_saved", "_memory_plans", "_remaining", "_requests")}
         return replace(self, _logged=set(), **changes)
 
     # ---- clips and plans
@@ -184,17 +182,19 @@ class Planner:
         segments: Segments = (),
         settings: PlanSettings | None = None,
     ) -> Plan:
-        """The plan of one shard of an epoch that remains after its segments; with `settings`, those
-        of a saved state, whatever memory they need.
+        """The plan of one shard of an epoch that remains after its segments: with the `settings` of
+        a finished segment, or with those of `find_settings`.
 
         Raises `ClipError` if `last_batch="drop"` leaves no batch, and `StateError` for impossible
         segments.
         """
         _check_batches(self.options)
-        if shard.index == 0 and shard.count not in self._logged:
-            self._logged.add(shard.count)
-            _log_mixing(self, shard.count)
-        settings = settings or self.plan_memory(shard.count, epoch, segments).settings
+        if settings is None:
+            settings = self.find_settings(shard.count, epoch, segments, shard.workers)
+            is_saved = (shard.count, 0, ()) in self._saved
+            if shard.index == 0 and shard.count not in self._logged and not is_saved:
+                self._logged.add(shard.count)
+                _log_mixing(self, shard)
         plan = self._make_plan(epoch, segments, settings, shard)
         self.costs.log(plan)
         return plan
@@ -222,22 +222,57 @@ class Planner:
 
     # ---- memory of epochs
 
-    def plan_memory(self, num_shards: int, epoch: int = 0, segments: Segments = ()) -> MemoryPlan:
-        """Settings and memory for epochs with `num_shards` shards, or for the rest of one.
+    def find_settings(
+        self, num_shards: int, epoch: int = 0, segments: Segments = (), workers: int | None = None
+    ) -> PlanSettings:
+        """The settings for epochs with `num_shards` shards, or for the rest of one: those of a
+        loaded state, whatever memory they need, or those that `plan_memory` chooses.
+
+        Iterations, names of batches and saved states all find them here.
+        """
+        saved = self._saved.get((num_shards, epoch if segments else 0, segments))
+        return saved or self.plan_memory(num_shards, epoch, segments, workers).settings
+
+    def keep(self, saved: SavedSettings) -> None:
+        """Use the settings of a loaded state from now on."""
+        self._saved.update(saved)
+
+    def plan_memory(
+        self, num_shards: int, epoch: int = 0, segments: Segments = (), workers: int | None = None
+    ) -> MemoryPlan:
+        """Settings and memory for epochs with `num_shards` shards, or for the rest of one;
+        `workers` of a rank share its default limit, by default as in this process.
 
         Raises `MemoryLimitError` if the limit is too small.
         """
-        key = num_shards, epoch if segments else 0, segments
-        fitted = self._memory_plans.get(key)
-        if not isinstance(fitted, MemoryPlan):
-            fitted = self._memory_plans[key] = self.fit(fitted, *key)
-        return fitted
+        place = num_shards, epoch if segments else 0, segments
+        return self.memory_of(self._saved.get(place), *place, workers)
 
-    def fit(
-        self, saved: PlanSettings | None, num_shards: int, epoch: int, segments: Segments
+    def memory_of(
+        self,
+        saved: PlanSettings | None,
+        num_shards: int,
+        epoch: int,
+        segments: Segments,
+        workers: int | None = None,
     ) -> MemoryPlan:
         """The memory for the settings of a saved state, or for the best ones; see `plan_memory`."""
-        request, limit = self.memory_request(num_shards, epoch, segments), self.limit(num_shards)
+        key = saved, num_shards, epoch, segments, workers or self.workers(num_shards)
+        if key not in self._memory_plans:
+            self._memory_plans[key] = self._fit(*key)
+        return self._memory_plans[key]
+
+    def _fit(
+        self,
+        saved: PlanSettings | None,
+        num_shards: int,
+        epoch: int,
+        segments: Segments,
+        workers: int,
+    ) -> MemoryPlan:
+        """See `memory_of`."""
+        request = self.memory_request(num_shards, epoch, segments)
+        limit = self.limit(num_shards, workers)
         of_order = self.order.fit(
             request,
             limit,
@@ -263,10 +298,6 @@ class Planner:
         if fitted.in_memory is None:
             return replace(request, frames_in_memory=()).plan_memory(limit)
         return replace(fitted, settings=settings)
-
-    def keep(self, plans: MemoryPlans) -> None:
-        """Use these settings from now on."""
-        self._memory_plans.update(plans)
 
     def memory_request(
         self, num_shards: int = 1, epoch: int = 0, segments: Segments = ()
@@ -298,9 +329,9 @@ class Planner:
             self._requests[num_shards] = request
         return request
 
-    def limit(self, num_shards: int) -> int:
-        """The memory limit of each shard, in bytes."""
-        workers = self.workers(num_shards)
+    def limit(self, num_shards: int, workers: int | None = None) -> int:
+        """The memory limit of each shard, in bytes; `workers` as in `plan_memory`."""
+        workers = workers or self.workers(num_shards)
         if self.limit_in is not None:
             return self.limit_in(workers)
         if self.options.memory_limit is not None:
@@ -479,14 +510,15 @@ def of_selected(options: LoaderOptions) -> LoaderOptions:
     return replace(options, features=None, rename=None, resize=None)
 
 
-def _log_mixing(planner: Planner, num_shards: int) -> None:
+def _log_mixing(planner: Planner, shard: Shard) -> None:
     """Log the reason if batches are not mixed well."""
-    fitted, url = planner.plan_memory(num_shards), shown_place(planner.view.dataset.url)
+    fitted = planner.plan_memory(shard.count, workers=shard.workers)
+    url = shown_place(planner.view.dataset.url)
     if fitted.limited and not fitted.of_memory:
         _logger.log(fitted.notice_level, "%s: %s", url, fitted.limited)
     elif fitted.limited:
-        enough = planner.memory_request(num_shards).limit_to_mix
-        whose = " of each worker" if planner.workers(num_shards) > 1 else ""
+        enough = planner.memory_request(shard.count).limit_to_mix
+        whose = " of each worker" if shard.workers > 1 else ""
         whose += " for this source" if planner.limit_in is not None else ""
         _logger.warning(
             "%s: %s; a memory_limit%s of %d (%s) would do",

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from seqrecord.errors import StateError
-from seqrecord.loader.pipes.planning import MemoryPlans, Planner
+from seqrecord.loader.pipes.planning import Planner, SavedSettings
 from seqrecord.loader.pipes.states import Json, Segments, SourceState, State, check_same
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.store.text import repr_of
 
 _COMPARED = "shuffle", "seed", "last_batch", "order"
@@ -20,9 +19,9 @@ def source_state(
     planner: Planner, num_shards: int, epoch: int = 0, segments: Segments = ()
 ) -> SourceState:
     """The order settings for epochs with `num_shards` shards, and for the rest of one."""
-    rest = planner.plan_memory(num_shards, epoch, segments).settings if segments else None
+    rest = planner.find_settings(num_shards, epoch, segments) if segments else None
     request = {**planner.request, "samples": _samples(planner, epoch)}
-    settings = planner.plan_memory(num_shards).settings
+    settings = planner.find_settings(num_shards)
     view = planner.view
     return SourceState(
         settings,
@@ -50,18 +49,14 @@ def has_fewer(source: SourceState, view: View) -> bool:
     return type(count) is int and 0 < count < len(view.episode_rows)
 
 
-def saved_memory(planner: Planner, saved: SourceState, state: State, *, fit: bool) -> MemoryPlans:
-    """The settings of a state by their place in `Planner.keep`: for whole epochs and its rest.
-
-    With `fit` also their memory. Raises `MemoryLimitError` with the smallest sufficient limit.
+def saved_settings(source: SourceState, state: State) -> SavedSettings:
+    """The settings of a state's source by their place in `Planner.keep`: for whole epochs and for
+    the rest of its own.
     """
-    places: dict[tuple[int, int, Segments], PlanSettings]
-    places = {(state.num_shards, 0, ()): saved.settings}
-    if saved.rest is not None:
-        places[state.num_shards, state.epoch, state.segments] = saved.rest
-    if not fit:
-        return {**places}
-    return {place: planner.fit(settings, *place) for place, settings in places.items()}
+    settings: SavedSettings = {(state.num_shards, 0, ()): source.settings}
+    if source.rest is not None:
+        settings[state.num_shards, state.epoch, state.segments] = source.rest
+    return settings
 
 
 def check_source(planner: Planner, state: SourceState, segments: Segments, epoch: int) -> None:
