@@ -1326,6 +1326,26 @@ def test_mistakes(records: Path, function: Any, arguments: dict[str, Any], match
         seqrecord.open(records.parent / "latents")
 
 
+def test_padding_does_not_depend_on_the_batch(tmp_path: Path) -> None:
+    sizes = (2, 5, 3, 7)
+    frames = [{"x": np.float32(n), "points": np.ones((n, 2), "f4")} for n in sizes]
+    write_dataset(tmp_path / "records", {"a": frames}, features={"points": {"shape": (None, 2)}})
+
+    def double(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": 2 * batch["x"]}
+
+    options: dict[str, Any] = {"features": ["x"], "keep": ["points"]}
+    options["batch_size"] = seqrecord.Budget(3)
+    with pytest.raises(ClipError, match=r"padded to their longest.*feature: points.*in ragged"):
+        derive(tmp_path / "records", double, ragged="pad", **options)
+    derive(tmp_path / "records", double, ragged={"points": 7}, **options)
+    with seqrecord.open(tmp_path / "latents") as dataset:
+        stored_frames = [dataset.episodes["a"][number] for number in range(4)]
+    assert [f["points_mask"].tolist() for f in stored_frames] == [
+        [place < n for place in range(7)] for n in sizes
+    ]
+
+
 def test_arguments_with_their_defaults(records: Path) -> None:
     options: dict[str, Any] = {"order": "clips", "output": "torch", "rename": {}}
     derive(records, Encoder(), batch_size=seqrecord.Budget(4), **options)

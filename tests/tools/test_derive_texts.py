@@ -177,6 +177,42 @@ def test_batches_have_the_values_of_their_texts(derived: Path, form: str) -> Non
         assert_batch(batch, form)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ragged": "pad", "clip_len": 2},
+        {"ragged": {"task_embedding": "pad"}, "clip_len": 2},
+        {"ragged": "pad", "clip_len": 2, "output": "numpy"},
+        {"ragged": "pad", "clip_len": 2, "device": "cpu"},
+        {"ragged": "pad", "clip_len": 1, "squeeze_time": True},
+        {"ragged": "pad", "samples": "lists"},
+        {"ragged": {"task_embedding": "pad"}, "samples": "lists"},
+    ],
+)
+def test_batches_of_a_budget_are_padded_to_their_longest_value(
+    derived: Path, options: dict[str, Any]
+) -> None:
+    if "samples" in options:
+        with seqrecord.open(derived) as dataset:
+            keys = [key for key in dataset.episodes for _ in range(2)]
+        frames = [[0, 1, 2] if number % 2 else [number % 3] for number in range(len(keys))]
+        options = {**options, "samples": {"episode": keys, "frames": frames}}
+    longest = set[int]()
+    for batch in seqrecord.SeqRecordPipe(derived, batch_size=seqrecord.Budget(4), **options):
+        clips = [[t] if isinstance(t, str) else t for t in batch["task"]]
+        size = max(len(text) for texts in clips for text in texts)
+        longest.add(size)
+        values, masks = batch["task_embedding"], batch["task_embedding_mask"]
+        for texts, value, mask in zip(clips, values, masks, strict=True):
+            rows = torch.as_tensor(value).reshape(-1, size, 3)
+            row_masks = torch.as_tensor(mask).reshape(-1, size)
+            for text, row, row_mask in zip(texts, rows, row_masks, strict=True):
+                assert row_mask.tolist() == [place < len(text) for place in range(size)]
+                assert not row[len(text) :].any()
+                assert_equal(row[: len(text)], text)
+    assert len(longest) > 1
+
+
 def collated(batch: list[Any]) -> dict[str, Any]:
     return seqrecord.collate(batch)
 
@@ -320,6 +356,24 @@ def test_mixes(tmp_path: Path, form: str, alternate: bool) -> None:
         assert_batch(batch, form)
         seen |= {text for texts in batch["task"] for text in texts}
     assert seen == {*TASKS} or (alternate and form == "pad")
+
+
+def test_mixes_of_a_budget(tmp_path: Path) -> None:
+    folders = []
+    for number, episodes in enumerate((range(1), range(1, 7))):
+        records = write_records(tmp_path / str(number) / "records", episodes)
+        folders.append(derive(records, embedding, keep=["task"]))
+    sources = {
+        path.parent.name: seqrecord.SeqRecordPipe(path, clip_len=2, ragged="pad")
+        for path in folders
+    }
+    longest = set[int]()
+    for batch in seqrecord.SeqRecordMix(sources, batch_size=seqrecord.Budget(4)):
+        size = max(len(text) for texts in batch["task"] for text in texts)
+        assert batch["task_embedding"].shape == (2, 2, size, 3)
+        assert batch["task_embedding_mask"].shape == (2, 2, size)
+        longest.add(size)
+    assert len(longest) > 1
 
 
 def mix_of(plain: Any, joined: Any, ragged: Any, **options: Any) -> Any:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from seqrecord.loader.engine.buffers import BufferNeeds, Buffers, HostBuffers
@@ -36,6 +38,13 @@ class Device(ABC):
     @abstractmethod
     def find(device: str | torch.device) -> torch.device:
         """Check a device and add its number, by default that of the thread's current device."""
+
+    @abstractmethod
+    def compute(self, function: Callable[[], torch.Tensor]) -> npt.NDArray[Any]:
+        """Return a function's result from tensors of a batch, before any other use of these.
+
+        Waits for the work that fills batches, and not for the work of the thread's stream.
+        """
 
     @abstractmethod
     def make_buffers(self, needs: BufferNeeds) -> Buffers[Any]:

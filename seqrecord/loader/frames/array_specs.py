@@ -26,7 +26,8 @@ class ArraySpec:
 
     `max_nbytes` is the size of the largest frame in bytes, for variable shapes. `value` is "text"
     or "bytes" if frames are `str` or `bytes`, stored as uint8 [?]. `mask_of` is the feature whose
-    padding this mask describes.
+    padding this mask describes; `padded_axis` the varying axis of that feature, counted from the
+    end, if it is padded to the largest frame and not to given sizes.
     """
 
     dtype: np.dtype[Any]
@@ -34,6 +35,7 @@ class ArraySpec:
     max_nbytes: int | None = None
     value: ValueName = "array"
     mask_of: str | None = None
+    padded_axis: int | None = None
 
     @cached_property
     def value_kind(self) -> ValueKind:

@@ -186,7 +186,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         one_of("union", "intersection")("features", features)
         proportions = {"weights": weights, "alpha": alpha, "repeat": repeat, "choose": choose}
         datasets, weighting = _weighted(sources, features, check_seed(seed), proportions)
-        if isinstance(batch_size, Budget):
+        if has_budget := isinstance(batch_size, Budget):
             batch_size = agreed_batch_size(datasets, batch_size)
         else:
             batch_size = check_integer("batch_size", batch_size, least=1, most=MAX_INT)
@@ -219,7 +219,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         has_clips = repeat is not None or choose is not None
         raise_if(has_clips and stop != "first_exhausted", problem, expected, stop)
         form = MixForm(vectors, camera_padding_masks, number_tasks)
-        parts = MixParts(datasets, weighting, options, stop, features, alternate, form)
+        parts = MixParts(
+            datasets, weighting, options, stop, features, alternate, form, fits=has_budget
+        )
         self._epochs = Epochs(MixLoader(parts))
 
     @classmethod

@@ -10,12 +10,12 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-import torch
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.loader.engine.batches import Batch, Channel, OpenBatch
 from seqrecord.loader.engine.buffers import BufferNeeds
+from seqrecord.loader.engine.devices import Device
 from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.loader.engine.vectors import VectorSteps
@@ -70,6 +70,7 @@ class MixParts:
         form: vectors and further columns.
         eras: earlier sizes of its datasets, and their sizes now; none: they have not grown.
         steps: steps of vectors by dataset, which replace the ones of `form`.
+        fits: whether batches are padded to their longest frame, as those of a budget.
     """
 
     datasets: Sequence[SourceDataset]
@@ -81,6 +82,7 @@ class MixParts:
     form: MixForm
     eras: tuple[Era, ...] = ()
     steps: Mapping[str, VectorSteps] = field(default_factory=dict)
+    fits: bool = False
 
     @property
     def views(self) -> dict[str, View]:
@@ -299,7 +301,7 @@ class MixLoader:
             self._done[source.name] = own = SourceStats(trace=stats.trace)
             run = SourceRun(source, number, plan, some, device, own)
             fills.append(partial(run.fill, channel))
-        return Run(channel, fills, stats, partial(self._to_items, place), batch, {})
+        return Run(channel, fills, stats, partial(self._to_items, device), batch, {})
 
     def _begin(
         self, plan: MixPlan, buffers: Sequence[BatchBuffers], lock: threading.Lock, number: int
@@ -311,13 +313,13 @@ class MixLoader:
 
     def _to_items(
         self,
-        device: torch.device | None,
+        device: Device | None,
         batch: Batch,
         number: int,  # noqa: ARG002
     ) -> list[Clip]:
         """Convert a batch to an item for users."""
         which = int(batch.source[0]) if self.alternate else 0
-        item = self.batches[which].to_clips(batch, device)
+        item = self.batches[which].to_clips(batch, device, fits=self.parts.fits)
         if self.options.output == "numpy":
             make_numpy(item)
         return [item]

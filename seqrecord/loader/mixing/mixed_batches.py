@@ -25,6 +25,7 @@ from seqrecord.loader.mixing.sources import SourceLoader, add_source
 from seqrecord.loader.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
 from seqrecord.loader.pipes.columns import DIM_IS_PAD, OF_FEATURES, ClipColumn, Column
 from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.padding import cut_padding, padded_axes
 from seqrecord.loader.pipes.states import Clip
 from seqrecord.loader.pipes.text_columns import MixedTextColumns
 from seqrecord.loader.pipes.view import View
@@ -224,11 +225,17 @@ class MixedBatches:
                 builder.clear(name, np.flatnonzero(np.isin(source, without)))
         return builder
 
-    def to_clips(self, batch: Batch, device: torch.device | None = None) -> Clip:
-        """A batch for users: features, and columns of all sources; values of texts on a device."""
+    def to_clips(self, batch: Batch, device: Device | None = None, *, fits: bool = False) -> Clip:
+        """A batch for users: features, and columns of all sources; values of texts on a device.
+
+        If it `fits`, features are padded to the longest frame of the batch.
+        """
         found: Clip = for_users(batch.features, self.nested, self.squeezed)
+        if fits:
+            found = cut_padding(found, padded_axes(self.specs, self.specs), device)
+        place = None if device is None else device.device
         for values in self.texts:
-            found.update(values.fill(batch, found, device))
+            found.update(values.fill(batch, found, place, fits=fits))
         found.update(batch.columns)
         for column in self.late_columns:
             found[column.name] = column.fill(batch)

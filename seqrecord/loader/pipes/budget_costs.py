@@ -60,11 +60,13 @@ class SampleCosts:
         if budget is None or options.clip_lens is not None:
             return None
         lengths: IntArray | int = max(view.clip_frames.lengths.values(), default=1)
-        form, pads = "stacked", options.ragged == "pad"
+        form, pads = "stacked", options.pads_values
         if lists is not None:
             lengths = lists.length if lists.length_of is None else lists.length_of
-            if lists.length_of is not None and view.draws.functions is None:
-                form = "padded" if pads else "packed"
+            if lists.length_of is not None:
+                pads = options.ragged == "pad"  # a dict has forms of frames, not of lists of them
+                if view.draws.functions is None:
+                    form = "padded" if pads else "packed"
         pads = pads if budget.padded is None else budget.padded
         costs = cls(budget, lengths, pads, form)
         if budget.too_large != "alone" and (costs.constant or 0) > budget.size:

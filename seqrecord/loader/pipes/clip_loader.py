@@ -27,6 +27,7 @@ from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.memory import resident_features
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
+from seqrecord.loader.pipes.padding import cut_padding
 from seqrecord.loader.pipes.planning import Planner, of_selected, plan_clips
 from seqrecord.loader.pipes.run_memory import RunNotices, settle
 from seqrecord.loader.pipes.source_states import excerpt_frames, has_fewer
@@ -179,9 +180,9 @@ class ClipLoader:
         """See `Loader`."""
         stats.trace = self.trace()
         self._times_without_frame = 0
-        place = self.find_device()
-        executor = self.executor(plan, segments, stats, self._buffers.device(place))
-        to_items, describe = partial(self._to_items, plan, place), partial(self._columns_of, plan)
+        device = self._buffers.device(self.find_device())
+        executor = self.executor(plan, segments, stats, device)
+        to_items, describe = partial(self._to_items, plan, device), partial(self._columns_of, plan)
         return Run.of_plan(executor, stats, to_items, describe, batch)
 
     def executor(
@@ -243,9 +244,7 @@ class ClipLoader:
         number = None if worker is None else worker.id
         return Trace(trace_path(self._trace, rank=(rank.index, rank.count), worker=number))
 
-    def _to_items(
-        self, plan: Plan, device: torch.device | None, batch: Batch, number: int
-    ) -> list[Clip]:
+    def _to_items(self, plan: Plan, device: Device | None, batch: Batch, number: int) -> list[Clip]:
         """Convert a batch to items for users: itself, or single clips in reverse order, the last
         one of which is item `number` of the plan.
 
@@ -253,13 +252,18 @@ class ClipLoader:
         all. In a worker process they stay rows of shared memory, which is sent without a copy; each
         tensor of its own would take file descriptors.
         """
-        columns = {**batch.columns}
+        columns, fits = {**batch.columns}, self.options.budget is not None
         view, nested = self.view, self.view.nested
+        place = None if device is None else device.device
         features: dict[str, Any] = for_users(batch.features, nested, view.squeezed)
         if self.batch_size is not None:
+            if fits and view.padded_axes:
+                features = cut_padding(features, view.padded_axes, device)
             features = view.cut_clips(features, columns, packed=plan.is_packed)
             if view.texts is not None:
-                features |= view.text_values(features, packed=plan.is_packed, device=device)
+                features |= view.text_values(
+                    features, packed=plan.is_packed, device=place, fits=fits
+                )
             if self._has_plan_columns:
                 columns |= {n: torch.from_numpy(v) for n, v in plan.columns(number).items()}
             items = [{**features, **columns}]
@@ -271,7 +275,7 @@ class ClipLoader:
                 elif are_copied:
                     features[name] = [tensor_of(np.array(row)) for row in array_of(item)]
             features = view.cut_clips(features, columns, single=True)
-            features |= view.text_values(features, single=True, device=device)
+            features |= view.text_values(features, single=True, device=place)
             items = view.singles(features, columns)[::-1]
         if self.options.output == "numpy":
             for item in items:

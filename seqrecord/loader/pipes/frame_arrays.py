@@ -173,9 +173,9 @@ def _padded(
     mask, count, largest = mask_name(name), spec.shape.count(None), spec.max_nbytes or 0
     problem = f"{mask} is a feature, and the name of the mask of a padded one"
     raise_if(mask in stored, problem, f"features without {mask}, or ragged={{{name!r}: 'list'}}")
-    row = replace(spec, max_nbytes=None).nbytes  # of the dimensions that do not vary
+    row, axis = replace(spec, max_nbytes=None).nbytes, None  # of the dimensions that do not vary
     if form == "pad" and count == 1:  # the largest frame's size follows from its bytes
-        form = max(1, largest // row)
+        form, axis = max(1, largest // row), spec.shape.index(None) - len(spec.shape)
     sizes = (form,) if form == "pad" or is_integer(form) else tuple(map(int, form))
     problem = f"ragged needs the sizes of {count} dimensions that vary"
     example = f"such as ragged={{{name!r}: {(480, 640, 3, 2, 2, 2, 2, 2)[:count]}}}"
@@ -185,7 +185,7 @@ def _padded(
     raise_if(padded < largest, problem, f"sizes of at least {largest} bytes", got)
     filled = iter(sizes)
     shape = tuple(next(filled) if size is None else size for size in spec.shape)
-    of_mask = ArraySpec(np.dtype(np.bool_), sizes, mask_of=name)
+    of_mask = ArraySpec(np.dtype(np.bool_), sizes, mask_of=name, padded_axis=axis)
     return {name: ArraySpec(spec.dtype, shape), mask: of_mask}
 
 

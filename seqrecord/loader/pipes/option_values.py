@@ -146,7 +146,8 @@ class Budget:
             `lambda columns: 256 * columns["frames"] + columns["tokens"]`, an array of a value for
             each row. Costs are integers of at least 1.
         padded: whether each clip of a batch costs as much as the greatest one, so that batches have
-            clips of similar costs. Default: as `ragged` of the loader is, true for "pad".
+            clips of similar costs. Default: as `ragged` of the loader is, true for "pad", also of a
+            single feature.
         max_rows: the most clips of a batch. Default: four times the mean number, if costs are not
             frames; otherwise any number.
         too_large: a clip that costs more than `size` raises an "error" (default) that names its

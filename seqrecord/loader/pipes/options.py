@@ -382,13 +382,14 @@ class ClipOptions(DerivedOptions):
             a `device`, there are crops and flips only.
         ragged: form of features with variable shape, except texts. "list" (default): a list of
             tensors, one per frame. "pad": one tensor as large as the largest frame in the selected
-            episodes, filled with zeros, and `<feature>_mask`, bool [clip_len, length], true for
-            values of the frame. "nested": a nested tensor of layout `torch.jagged`, [clip_len, ?,
-            …] or [batch * clip_len, ?, …], if only the first dimension varies. A dict has a form
-            for each feature, or the sizes to pad to, one per varying dimension: `{"points":
-            "nested", "image": (480, 640)}`; other features are lists. Also the form of all features
-            for lists of `frames` that differ in length: "list", a tensor [length, …] per clip;
-            "pad", the last frame of a shorter list repeated; "nested", [batch, ?, …].
+            episodes (with a `Budget`, in the batch), filled with zeros, and `<feature>_mask`, bool
+            [clip_len, length], true for values of the frame. "nested": a nested tensor of layout
+            `torch.jagged`, [clip_len, ?, …] or [batch * clip_len, ?, …], if only the first
+            dimension varies. A dict has a form for each feature, or the sizes to pad to, one per
+            varying dimension: `{"points": "nested", "image": (480, 640)}`; other features are
+            lists. Also the form of all features for lists of `frames` that differ in length:
+            "list", a tensor [length, …] per clip; "pad", the last frame of a shorter list repeated;
+            "nested", [batch, ?, …].
         vectors: form of vectors [D] and scalars in batches, by feature: `{"action":
             Vector(pad_to=32, normalize="mean_std")}`. `place` and `pad_to` make longer vectors,
             also in windows [T, D] that `derive` kept, and the column `action_dim_is_pad`, bool
@@ -572,6 +573,12 @@ class ClipOptions(DerivedOptions):
         """Whether `ragged` asks for nested tensors."""
         forms = self.ragged.values() if isinstance(self.ragged, Mapping) else [self.ragged]
         return any(isinstance(form, str) and form == "nested" for form in forms)
+
+    @property
+    def pads_values(self) -> bool:
+        """Whether `ragged` pads a feature to its largest frame."""
+        forms = self.ragged.values() if isinstance(self.ragged, Mapping) else [self.ragged]
+        return any(isinstance(form, str) and form == "pad" for form in forms)
 
     @property
     def dilates(self) -> bool:
@@ -777,8 +784,8 @@ class LoaderOptions(ClipOptions, DerivedBatches):
         batch_size: clips of a batch; `None` (default) for single clips. Or a `Budget`: as many
             clips as cost at most so much together, for example `Budget(48)` frames of lists that
             differ in length; see docs/budgets.md. With `clip_len=(2, 24)`, drawn for each batch,
-            `Budget(48)` is 24 clips of 2 frames, 16 of 3, …, 2 of 24. Workers of a rank may then
-            differ in their numbers of batches; all ranks have the same.
+            `Budget(48)` is 24 clips of 2 frames, 16 of 3, …, 2 of 24. Workers of a rank may
+            then differ in their numbers of batches; all ranks have the same.
         last_batch: clips that do not divide evenly among ranks, workers and batches. "repeat"
             (default): all ranks and workers get the same number of clips and batches; some repeat a
             clip of another one. "drop": batches are full and their number is the same on all ranks;

@@ -53,10 +53,12 @@ class TextColumns(ABC):
         *,
         single: bool = False,
         device: torch.device | None = None,
+        fits: bool = False,
     ) -> dict[str, Any]:
         """Return the values for the texts in the features of a batch, by name.
 
-        With `single`, lists over clips. Raises `ClipError` for a text without a value.
+        With `single`, lists over clips; if it `fits`, padded to the longest value of the batch.
+        Raises `ClipError` for a text without a value.
         """
 
 
@@ -75,9 +77,17 @@ class MixedTextColumns(ABC):
 
     @abstractmethod
     def fill(
-        self, batch: Batch, features: Mapping[str, Any], device: torch.device | None
+        self,
+        batch: Batch,
+        features: Mapping[str, Any],
+        device: torch.device | None,
+        *,
+        fits: bool = False,
     ) -> dict[str, Any]:
-        """Return the entries of a batch; `features` are in the form for users."""
+        """Return the entries of a batch; `features` are in the form for users.
+
+        If it `fits`, padded to the longest value of the batch.
+        """
 
 
 def text_columns(

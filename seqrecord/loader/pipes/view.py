@@ -40,6 +40,7 @@ from seqrecord.loader.pipes.columns import (
     origin_columns,
 )
 from seqrecord.loader.pipes.options import ClipOptions
+from seqrecord.loader.pipes.padding import padded_axes
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.sampling.bounds import ClipStats
 from seqrecord.loader.sampling.runs import Runs, Window
@@ -312,6 +313,11 @@ class View:
 
     # ---- clips of batches
 
+    @cached_property
+    def padded_axes(self) -> Mapping[str, int]:
+        """See `padded_axes` of `loader.pipes.padding`."""
+        return padded_axes(self.arrays, self.batch_arrays)
+
     def cut_clips(
         self,
         features: dict[str, Any],
@@ -337,12 +343,15 @@ class View:
         single: bool = False,
         packed: bool = False,
         device: torch.device | None = None,
+        fits: bool = False,
     ) -> dict[str, Any]:
-        """The values of the texts in the features of a batch, after `cut_clips`."""
+        """The values of the texts in the features of a batch, after `cut_clips`; if it `fits`,
+        padded to the longest value of the batch.
+        """
         if self.texts is None:
             return {}
         form: Cut = "list" if packed and self.cut == "pad" else self.cut
-        return self.texts.fill(features, form, single=single, device=device)
+        return self.texts.fill(features, form, single=single, device=device, fits=fits)
 
     def singles(
         self, features: Mapping[str, Sequence[Any]], columns: Mapping[str, Any]

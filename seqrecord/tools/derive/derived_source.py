@@ -143,6 +143,15 @@ class DerivedSource:
                 expected="samples of epoch 0 in every epoch: a table, or functions that do not "
                 "depend on epoch and random numbers; integers as clip_len and repeat",
             )
+        if self.options.budget is not None and view.padded_axes:
+            raise ClipError(
+                "batches of a Budget are padded to their longest frame, and stored values may not "
+                "depend on the batch",
+                file=self.dataset.url,
+                feature=next(iter(view.padded_axes)),
+                expected="a number as batch_size; or the size to pad to, in ragged",
+                got=f"batch_size={self.options.budget}",
+            )
         if lost_names := [name for name in self._stored_masks if name not in view.batch_arrays]:
             raise ClipError(
                 "masks of features in keep, which the source stores, would be lost",

@@ -75,9 +75,17 @@ class MixedValues(MixedTextColumns):
         return cls(form, text, dictionaries, next(iter(frames), None))
 
     def fill(
-        self, batch: Batch, features: Mapping[str, Any], device: torch.device | None
+        self,
+        batch: Batch,
+        features: Mapping[str, Any],
+        device: torch.device | None,
+        *,
+        fits: bool = False,
     ) -> dict[str, Any]:
-        """Return the entries of a batch; `features` are in the form for users."""
+        """Return the entries of a batch; `features` are in the form for users.
+
+        If it `fits`, padded to the longest value of the batch.
+        """
         sources, clips = batch.source.tolist(), features[self.text]
         values_of_sources = {
             number: find_values(
@@ -94,4 +102,5 @@ class MixedValues(MixedTextColumns):
         num_frames = self.num_frames
         if num_frames is not None:  # or fewer, drawn for the batch
             num_frames = next((len(clip) for clip in known_clips if clip), num_frames)
-        return on_device(self.form.batch(known_clips, values, "pad", num_frames), device)
+        entries = self.form.batch(known_clips, values, "pad", num_frames, fits=fits)
+        return on_device(entries, device)

@@ -104,10 +104,12 @@ class TextValues(TextColumns):
         *,
         single: bool = False,
         device: torch.device | None = None,
+        fits: bool = False,
     ) -> dict[str, Any]:
         """Return the values for the texts in the features of a batch, by name.
 
-        With `single`, lists over clips. Raises `ClipError` for a text without a value.
+        With `single`, lists over clips; if it `fits`, padded to the longest value of the batch.
+        Raises `ClipError` for a text without a value.
         """
         entries = dict[str, Any]()
         for name, dictionary in self.dictionaries.items():
@@ -120,14 +122,16 @@ class TextValues(TextColumns):
                 if name in self.nested:
                     entries[name] = [part[name] for part in parts]
             else:
-                entries |= form.batch(clips, [values] * len(clips), cut)
+                entries |= form.batch(clips, [values] * len(clips), cut, fits=fits)
         return on_device(entries, device)
 
     def form_of(self, name: str) -> ValueForm:
         """Return the form of a dictionary's values."""
-        is_padded = mask_name(name) in self.arrays
+        mask = self.arrays.get(mask_name(name))
         spec, feature = self.arrays[name], self.dictionaries[name].spec
-        return ValueForm(name, spec, feature, is_padded=is_padded, as_nested=name in self.nested)
+        axis, as_nested = None if mask is None else mask.padded_axis, name in self.nested
+        is_padded = mask is not None
+        return ValueForm(name, spec, feature, axis, is_padded=is_padded, as_nested=as_nested)
 
 
 def find_values(dictionary: TextDictionary, clips: Clips) -> dict[str, Value]:
@@ -161,6 +165,7 @@ class ValueForm:
         name: the name of the values.
         spec: dtype and shape in batches.
         feature: dtype and shape of stored values.
+        padded_axis: see `ArraySpec`.
         is_padded: whether ragged values are padded, and have a mask.
         as_nested: whether they come as nested tensors.
     """
@@ -168,6 +173,7 @@ class ValueForm:
     name: str
     spec: ArraySpec
     feature: FeatureSpec
+    padded_axis: int | None
     is_padded: bool
     as_nested: bool
 
@@ -197,13 +203,16 @@ class ValueForm:
         values: Sequence[Mapping[str, Value]],
         cut: Cut,
         num_frames: int | None = None,
+        *,
+        fits: bool = False,
     ) -> dict[str, Any]:
         """Return the entries for clips, given the values of each clip's texts.
 
-        Clips of `None` have `num_frames` frames without a value: zeros, or `None` in lists.
+        Clips of `None` have `num_frames` frames without a value: zeros, or `None` in lists. If it
+        `fits`, values are padded to the longest of these clips.
         """
         if self.spec.is_fixed:
-            return self._stacked(clips, values, cut, num_frames)
+            return self._stacked(clips, values, cut, num_frames, fits=fits)
         tensors: dict[int, torch.Tensor] = {}
 
         def tensor(clip: int, text: str) -> torch.Tensor:
@@ -237,6 +246,8 @@ class ValueForm:
         values: Sequence[Mapping[str, Value]],
         cut: Cut,
         num_frames: int | None,
+        *,
+        fits: bool,
     ) -> dict[str, Any]:
         """Return arrays [clips, frames, …], or [clips, …] of single frames; lists of them if clips
         differ in length.
@@ -258,7 +269,7 @@ class ValueForm:
                 index = np.array(numbers[0] if isinstance(clip, str) else numbers, np.int64)
             indices.append(index)
         entries = dict[str, Any]()
-        for key, table in self._tables(distinct).items():
+        for key, table in self._tables(distinct, fits=fits).items():
             if cut == "pad":
                 entries[key] = tensor_of(table.take(np.stack(indices), axis=0))
             else:
@@ -266,13 +277,16 @@ class ValueForm:
                 entries[key] = nested(parts) if cut == "nested" else parts
         return entries
 
-    def _tables(self, values: Sequence[Value]) -> dict[str, Value]:
+    def _tables(self, values: Sequence[Value], *, fits: bool) -> dict[str, Value]:
         """Return values and their masks as rows [n + 1, …], of which the last one is 0."""
         nothing = np.zeros([size or 0 for size in self.feature.shape], self.spec.dtype)
         if not self.is_padded:
             return {self.name: np.stack([*values, nothing])}
         feature: Any = replace(self.feature, name=self.name)
-        rows, masks = pad(feature, [*values, nothing], self.spec.shape)
+        sizes = [*self.spec.shape]
+        if fits and self.padded_axis is not None:
+            sizes[self.padded_axis] = max((v.shape[self.padded_axis] for v in values), default=0)
+        rows, masks = pad(feature, [*values, nothing], sizes)
         return {self.name: rows, mask_name(self.name): masks}
 
 
