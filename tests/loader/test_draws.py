@@ -534,7 +534,7 @@ def test_errors(path: Path) -> None:
         with pytest.raises(ClipError, match="map-style"):
             SeqRecordMapDataset(path, **options)
     drawn: dict[str, Any] = {"clip_len": (2, 5), "features": ["image"]}
-    frames = {"batch_size": Budget(4)}
+    frames = {"batch_size": Budget(8)}
     mixes: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         (VGGT, {"batch_size": 4}, "batch_size"),
         ({"clip_len": 2}, frames, "source"),
@@ -547,6 +547,25 @@ def test_errors(path: Path) -> None:
         sources = [SeqRecordIterableDataset(path, **one) for one in (source, drawn)]
         with pytest.raises(ClipError, match=match):
             SeqRecordMix(dict(zip("ab", sources, strict=True)), **options)
+
+
+def test_a_drawn_length_is_within_the_budget(path: Path) -> None:
+    options: dict[str, Any] = {"features": ["id"], "clip_len": (2, 6)}
+    for batch in SeqRecordPipe(path, batch_size=Budget(6), **options):
+        assert batch["id"].shape[:2].numel() <= 6
+    for too_large in ("error", "drop"):
+        budget = Budget(5, too_large=too_large)
+        with pytest.raises(ClipError, match=r"greatest clip_len costs more .*\(2, 6\)"):
+            SeqRecordPipe(path, batch_size=budget, **options)
+    source = SeqRecordPipe(path, **options)
+    with pytest.raises(ClipError, match="greatest clip_len costs more"):
+        SeqRecordMix({"a": source}, batch_size=Budget(5))
+    alone = {
+        tuple(b["id"].shape[:2])
+        for b in SeqRecordPipe(path, batch_size=Budget(5, too_large="alone"), **options)
+    }
+    assert (1, 6) in alone
+    assert all(clips == 1 or clips * length <= 5 for clips, length in alone)
 
 
 # ---- draws per clip: dilate(1, 2, 5) and reverse(p)

@@ -784,8 +784,9 @@ class LoaderOptions(ClipOptions, DerivedBatches):
         batch_size: clips of a batch; `None` (default) for single clips. Or a `Budget`: as many
             clips as cost at most so much together, for example `Budget(48)` frames of lists that
             differ in length; see docs/budgets.md. With `clip_len=(2, 24)`, drawn for each batch,
-            `Budget(48)` is 24 clips of 2 frames, 16 of 3, …, 2 of 24. Workers of a rank may
-            then differ in their numbers of batches; all ranks have the same.
+            `Budget(48)` is 24 clips of 2 frames, 16 of 3, …, 2 of 24; the greatest length may not
+            exceed the budget, unless its `too_large` is "alone". Workers of a rank may then differ
+            in their numbers of batches; all ranks have the same.
         last_batch: clips that do not divide evenly among ranks, workers and batches. "repeat"
             (default): all ranks and workers get the same number of clips and batches; some repeat a
             clip of another one. "drop": batches are full and their number is the same on all ranks;
@@ -871,6 +872,18 @@ _BATCH_RULES: tuple[Rule[LoaderOptions], ...] = (
         ),
         "a drawn clip_len has batches by frames alone",
         "Budget(48), without cost and max_rows; or an integer clip_len",
+        lambda options: f"clip_len={options.clip_len}, batch_size={options.budget}",
+        arguments=("batch_size",),
+    ),
+    Rule(
+        lambda options: (
+            options.budget is not None
+            and options.clip_lens is not None
+            and options.clip_lens[1] > options.budget.size
+            and options.budget.too_large != "alone"
+        ),
+        "the greatest clip_len costs more than the budget of a batch",
+        "a smaller clip_len; too_large='alone', or a larger budget",
         lambda options: f"clip_len={options.clip_len}, batch_size={options.budget}",
         arguments=("batch_size",),
     ),
