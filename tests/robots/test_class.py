@@ -530,6 +530,52 @@ def test_a_state_resumes_at_any_item(root: Path, ranks: int, workers: int) -> No
         assert list(sampler) == whole[epoch][start:]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "size", "options"),
+    [
+        (2, 4, {}),
+        (3, 2, {}),
+        (2, 200, {}),
+        (2, 4, {"split_batches": True}),
+        (2, 4, {"even_batches": False}),
+        (3, 4, {"drop_last": True}),
+    ],
+    ids=str,
+)
+def test_a_resumed_epoch_of_accelerate_ends_as_a_whole_one(
+    root: Path, ranks: int, size: int, options: dict[str, bool]
+) -> None:
+    """Each rank repeats the same first items of the epoch in its last batches."""
+    accelerate = pytest.importorskip("accelerate.data_loader")
+    given, ours = {**options}, dataset(root)
+    item_numbers: Any = [*range(len(ours))]  # in place of the items
+    drop_last, per_rank = given.pop("drop_last", False), size
+    if given.get("split_batches"):
+        per_rank //= ranks
+
+    def batches(epoch: int, start: int = 0) -> list[list[list[int]]]:
+        """The batches of each rank, of an epoch from an item on."""
+        of_ranks = []
+        for rank in range(ranks):
+            sampler = PlannedSampler(ours, batch_size=per_rank, num_replicas=ranks, seed=3)
+            sampler.load_state_dict({"epoch": epoch, "start_index": start})
+            loader: Any = DataLoader(item_numbers, size, sampler=sampler, drop_last=drop_last)
+            numbers = {"num_processes": ranks, "process_index": rank, "put_on_device": False}
+            loader = accelerate.prepare_data_loader(loader, **numbers, **given)
+            loader.set_epoch(epoch)
+            of_ranks.append([batch.tolist() for batch in loader])
+        return of_ranks
+
+    whole = batches(1)
+    items = [item for of_rank in whole for batch in of_rank for item in batch]
+    assert (len(items) > len({*items}) == len(ours)) == (
+        not drop_last and options.get("even_batches", True)
+    )
+    for count in {1, len(whole[-1]) // 2, len(whole[-1])}:
+        resumed = batches(1, min(count * per_rank * ranks, len(ours)))
+        assert resumed == [of_rank[count:] for of_rank in whole]
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize("size", [None, 4])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])

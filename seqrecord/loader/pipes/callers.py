@@ -81,6 +81,19 @@ def is_stateful() -> bool:
     return _find(kind.__iter__, kind.state_dict) is not None
 
 
+def find_batch_shard() -> Any:
+    """Accelerate's `BatchSamplerShard` that requests an item; or `None`."""
+    accelerate = sys.modules.get("accelerate.data_loader")
+    if accelerate is None:
+        return None
+    for frame, _ in walk_stack(inspect.currentframe()):
+        if _of(frame, "accelerate."):
+            shard = frame.f_locals.get("self")
+            if isinstance(shard, accelerate.BatchSamplerShard):
+                return shard
+    return None
+
+
 def _find_fetcher(data: object) -> Any:
     """The DataLoader's object that requests items of `data`, possibly mapped; or `None`."""
     fetcher: Any = None

@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cached_property, partial
-from itertools import chain, count, islice
+from itertools import chain, count, cycle, islice
 from typing import Any
 
 import torch.distributed
 from torch.utils.data import Sampler
 
 from seqrecord.errors import StateError
+from seqrecord.loader.pipes.callers import find_batch_shard
 from seqrecord.loader.pipes.epochs import differing_epochs
 from seqrecord.loader.pipes.rank_check import compare_ranks
 from seqrecord.loader.pipes.source_states import source_state
@@ -41,8 +42,9 @@ class PlannedSampler(Sampler[int]):
 
     Accelerate and DataLoader distribute batches in turn: batch i goes to rank i mod `num_replicas`,
     and there to worker (i div `num_replicas`) mod `num_workers`. Each has its own shard of the
-    epoch. All get the same number of batches; remaining items come last. If batches go elsewhere,
-    items are correct but slow.
+    epoch. All get the same number of batches; remaining items come last. Accelerate fills the last
+    batches with the first items of the epoch, also of a resumed one. If batches go elsewhere, items
+    are correct but slow.
 
     Args:
         dataset: a `LeRobotDataset` or `LeRobotMixDataset` of `seqrecord.lerobot`.
@@ -195,7 +197,11 @@ class PlannedSampler(Sampler[int]):
                 got=f"start_index {start}",
             )
         self._epoch, self._start, self._set_epoch = epoch + 1, 0, None
-        return self._numbers(epoch, start)
+        turn = next(_turns)
+        numbers = self._numbers(epoch, start, turn)
+        if not start or not self._is_rest_given:
+            return numbers
+        return chain(numbers, self._repeated(epoch, num_items - start, turn))
 
     def resume(self, epoch: int, start: int) -> StateError | None:
         """Set the iteration after one that a loader resumes, as it starts.
@@ -220,8 +226,21 @@ class PlannedSampler(Sampler[int]):
             "sources": sources,
         }
 
-    def _numbers(self, epoch: int, start: int) -> Iterator[int]:
-        order, turn, count = self._order, next(_turns), self._num_turns(epoch)
+    def _repeated(self, epoch: int, num_items: int, turn: int) -> Iterator[int]:
+        """The first items of an epoch that fill the last batches of `num_items` remaining ones.
+
+        Accelerate fills them with the first items of an iteration, in each process. Those of a
+        resumed one are others than the epoch's, which an uninterrupted one repeats.
+        """
+        shard = find_batch_shard()
+        if shard is None or shard.drop_last or not shard.even_batches or shard.batch_size is None:
+            return iter(())
+        size = shard.batch_size * (1 if shard.split_batches else shard.num_processes)
+        first_items = islice(self._numbers(epoch, 0, turn), size)
+        return islice(cycle(first_items), -num_items % size)
+
+    def _numbers(self, epoch: int, start: int, turn: int) -> Iterator[int]:
+        order, count = self._order, self._num_turns(epoch)
         size = order.batch_size
         num_batches = min(start // size, count)  # before the start
         streams = []
