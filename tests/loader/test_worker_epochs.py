@@ -10,13 +10,13 @@ import os
 import pickle
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import ChainDataset, DataLoader, IterableDataset
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -171,6 +171,42 @@ def test_a_loader_inside_another_dataset(path: Path, kind: Any) -> None:
     assert run(loader) == planned(path, 2)
     made_in_workers = loading(Wrapped(pickle.dumps(data)))
     assert [run(made_in_workers) for _ in range(2)] == plan(path, (3, 3))
+
+
+class WithState(Wrapped):
+    """A user's dataset with the state of its stream."""
+
+    def state_dict(self) -> Any:
+        return self.data.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.data.load_state_dict(state)
+
+
+@KINDS
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stateful_loader_around_another_dataset(path: Path, kind: Any, workers: int) -> None:
+    """It resumes in the saved epoch if the dataset passes the state on, or the epoch is set."""
+    rest = planned(path, 1, max(workers, 1))[4:]
+    for wrapper in (WithState, Wrapped):
+        first, second = (stream(path, kind) for _ in range(2))
+        loader, resumed = (stateful(wrapper(data), workers) for data in (first, second))
+        for number in range(2):
+            if wrapper is Wrapped:
+                first.set_epoch(number)
+            iterator = iter(loader)
+            for _ in islice(iterator, 4 if number else None):
+                pass
+        if wrapper is Wrapped:
+            second.set_epoch(1)
+        resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert run(resumed) == rest
+    for other in (Wrapped(stream(path, kind)), ChainDataset([stream(path, kind)])):
+        name = type(other).__name__
+        with pytest.raises(StateError, match=rf"another epoch; expected: .*{name} that call"):
+            next(iter(stateful(other, workers)))
+    fixed = Wrapped(stream(path, kind, shuffle=False))
+    assert run(stateful(fixed, workers)) == planned(path, 0, max(workers, 1), shuffle=False)
 
 
 def _rank(data: Any, rank: int, queue: Any) -> None:

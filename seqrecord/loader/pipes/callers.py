@@ -81,6 +81,33 @@ def is_stateful() -> bool:
     return _find(kind.__iter__, kind.state_dict) is not None
 
 
+def find_stateless_dataset(data: object) -> str | None:
+    """The class name of a StatefulDataLoader's dataset that requests items of `data` and has no
+    state; `None` if it, or what it iterates with, has one.
+
+    Such a loader resumes by skipping items of a new iteration.
+    """
+    if "torchdata.stateful_dataloader" not in sys.modules:
+        return None
+    dataset: object = None
+    for frame, _ in walk_stack(inspect.currentframe()):
+        if dataset is not None:
+            if _of(frame, "torchdata.stateful_dataloader."):
+                return type(dataset).__name__
+            continue
+        owner = frame.f_locals.get("self")
+        if _of(frame, "torch.utils.data._utils.fetch"):
+            owner = dataset = owner.dataset  # type: ignore[union-attr]
+        if (owner is not data or owner is dataset) and _has_state(owner):
+            return None
+    return None
+
+
+def _has_state(owner: object) -> bool:
+    """Whether a StatefulDataLoader would save and load the state of an object."""
+    return hasattr(owner, "state_dict") and hasattr(owner, "load_state_dict")
+
+
 def find_batch_shard() -> Any:
     """Accelerate's `BatchSamplerShard` that requests an item; or `None`."""
     accelerate = sys.modules.get("accelerate.data_loader")

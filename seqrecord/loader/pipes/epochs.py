@@ -89,15 +89,22 @@ class Epochs:
         is_open = self._last is not None and self._last.is_open
         return self._position.epoch + (self._is_begun and not is_open)
 
-    def iterate(self, shard: Shard, buffering_pipe: str | None = None) -> Iterator[Clip]:
+    def iterate(
+        self,
+        shard: Shard,
+        buffering_pipe: str | None = None,
+        stateless_dataset: str | None = None,
+    ) -> Iterator[Clip]:
         """Return the batches of one epoch, or the rest of the loaded one.
 
         The first `next` begins the epoch. `buffering_pipe` is the class of a pipe behind this one
-        that buffers items.
+        that buffers items, and `stateless_dataset` that of a StatefulDataLoader's dataset around
+        this loader, which has no state.
 
-        Raises `StateError` in a worker if the order depends on an epoch that was not set. There the
-        first `next` raises it, because a worker with persistent siblings would otherwise die.
-        `next` also raises it if `set_epoch` and the loaded state have different epochs.
+        Raises `StateError` in a worker, and under a `stateless_dataset`, if the order depends on an
+        epoch that was not set. In a worker the first `next` raises it, because a worker with
+        persistent siblings would otherwise die. `next` also raises it if `set_epoch` and the loaded
+        state have different epochs.
         """
         try:
             self._buffering_pipe = buffering_pipe
@@ -113,6 +120,9 @@ class Epochs:
                 self._go_to(self._next)
             if buffering_pipe is not None and self._position.batch and not self._position.is_saved:
                 raise _not_the_chains(buffering_pipe, "set_epoch() without batches")
+            is_set = self._workers.is_set and self._workers.start.epoch == self._position.epoch
+            if stateless_dataset is not None and self.loader.differs_by_epoch and not is_set:
+                raise _no_state_of(stateless_dataset)
         except SeqRecordError as error:
             if get_worker_info() is None:
                 raise
@@ -402,6 +412,16 @@ def _not_the_chains(buffering_pipe: str, remedy: str) -> StateError:
         "chain differ",
         expected="a pipe with nothing but .map(), .collate(), .batch() and .filter() behind it, "
         f"for it shuffles and shares out by itself; or {remedy}",
+    )
+
+
+def _no_state_of(dataset: str) -> StateError:
+    return StateError(
+        "a StatefulDataLoader saves no epoch of a loader inside a dataset without a state, and "
+        "would resume in another epoch",
+        expected=f"methods state_dict and load_state_dict of {dataset} that call those of the "
+        "loader; or set_epoch(epoch) of the loader before each iteration; or a DataLoader",
+        got=f"StatefulDataLoader({dataset}(…))",
     )
 
 

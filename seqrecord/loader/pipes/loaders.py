@@ -18,6 +18,7 @@ from seqrecord.loader.pipes.callers import (
     check_kept,
     find_buffering_pipe,
     find_loader,
+    find_stateless_dataset,
     is_batched_again,
     is_stateful,
 )
@@ -53,7 +54,8 @@ class EpochStream:
             )
         if self._epochs.loader.options.output == "numpy":
             check_kept(self)
-        return self._epochs.iterate(self._shard(), find_buffering_pipe())
+        stateless = find_stateless_dataset(self)
+        return self._epochs.iterate(self._shard(), find_buffering_pipe(), stateless)
 
     def __len__(self) -> int:
         """Batches in an epoch of this rank; clips without a `batch_size`.
