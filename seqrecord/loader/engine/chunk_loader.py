@@ -32,9 +32,9 @@ from seqrecord.loader.engine.frame_readers import (
     frame_reader,
 )
 from seqrecord.loader.engine.group_loads import GroupLoads
+from seqrecord.loader.engine.loads import AssignedLoad, Load, RowLoad
 from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.loader.engine.stores import AssignedLoad, Load, RowLoad
 from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.reading.dataset import Dataset
@@ -518,7 +518,8 @@ class ChunkLoader:
         begin, chunk = perf_counter(), self._reader.chunk_at(load.group, load.chunk)
         frames = _stored_frames(self._clip_frames, load, load.frames) - chunk.first_frame
         start, stop = int(frames.min()), int(frames.max()) + 1
-        if stop - start > len(frames) * load.step:
+        step = int(np.diff(frames).min(initial=stop - start))
+        if stop - start > len(frames) * step:
             return  # frames of a list, far from each other
         with self._decoder.naming(chunk):
             store.prefetch(chunk.path, self._reader.ranges(chunk, range(start, stop)))
@@ -527,7 +528,7 @@ class ChunkLoader:
     def _keep(self, load: Load, fetched: Fetched | None) -> None:
         """Leave the chunk of a finished load open, if the cursor's next load continues there."""
         if fetched is not None:
-            self._fetcher.keep(load, fetched, load.first + load.count * load.step)
+            self._fetcher.keep(load, fetched, load.stop)
 
     def _load(self, row_load: RowLoad, fetched: Fetched | None) -> Fetched | None:
         """Load frames into rows; returns the last chunk, which the caller must release.

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -44,28 +44,24 @@ from seqrecord.loader.engine.buffers import BufferNeeds, GroupRows
 from seqrecord.loader.engine.chunk_loader import ChunkLoader
 from seqrecord.loader.engine.decoding import Transform
 from seqrecord.loader.engine.devices import BufferCache, Device
+from seqrecord.loader.engine.frame_rows import FrameRows, used_rows
+from seqrecord.loader.engine.frame_store import (
+    FrameStore,
+    GroupFrames,
+    MappedFrames,
+    ResidentFrames,
+    RunFrames,
+    Step,
+    TouchedFrames,
+)
+from seqrecord.loader.engine.loads import BY_USE, AssignedLoad, Load
 from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.loader.engine.stores import (
-    BY_USE,
-    AssignedLoad,
-    FileFrames,
-    FrameRows,
-    FramesOfPlan,
-    Load,
-    PlannedFrames,
-    PlanStore,
-    RingFrames,
-    each_load,
-    loads_of_round,
-    used_rows,
-)
 from seqrecord.loader.engine.workers import Loading, WorkerPool
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.loader.sampling.memory import CONSUMER, Memory
-from seqrecord.loader.sampling.plan import Clips, Plan, Round
-from seqrecord.store.format.index import GroupIndex
+from seqrecord.loader.sampling.plan import Clips, Plan
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec
@@ -74,19 +70,10 @@ from seqrecord.store.tables.grids import ragged_arange, run_bounds
 if TYPE_CHECKING:
     from seqrecord.loader.engine.vectors import VectorSteps
 
-_FOUND_AT_ONCE = 1 << 12  # clips per lookup of rows
-
 Slots: TypeAlias = Callable[[Clips, int], tuple[IntArray, IntArray]]
 """Maps clips to batches and slots, int64[clips] each, given the number of the first clip in the
 plan. Clips of a batch are consecutive, and their slots ascend.
 """
-
-
-class _Planned(NamedTuple):
-    """A round and its loads without rows."""
-
-    round: Round
-    waiting: list[Load]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +91,7 @@ class Job:
         draw: draws crops and function calls for clips. Functions receive clips from the arenas.
         vectors: steps of vectors, after functions.
         sizes: height and width of features in a batch by its number, if batches differ.
+        usual_frames: windows of clips whose batches are not known yet; see `FrameStore`.
     """
 
     dataset: Dataset
@@ -116,6 +104,7 @@ class Job:
     draw: DrawClips | None = None
     vectors: VectorSteps = field(default_factory=dict)
     sizes: Callable[[int], Mapping[str, tuple[int, int]]] | None = None
+    usual_frames: ClipFrames | None = None
 
     def form(self, batch: int) -> BatchForm | None:
         """The drawn form of a batch; `None` if all batches have one."""
@@ -245,9 +234,10 @@ class Executor:
         self._workers = WorkerPool(loader, threads, self.memory, self._channel, stats, is_untouched)
         self._check = loader.check
         self._find_changes(loader)
-        self._store = PlanStore(self._policies(), self.job.clip_frames)
+        usual_frames = job.usual_frames or job.clip_frames
+        self._store = FrameStore(job.plan, job.clip_frames, usual_frames, [*self._frames()])
         self._copies = self._workers.copies()
-        self._rounds = _Rounds(iter(()))
+        self._steps = _Steps(iter(()))
         self._first_batch: int | None = None  # -1 after the first batch
         buffers.begin(stats)
         try:
@@ -286,93 +276,82 @@ class Executor:
             if isinstance(arena, Arena):
                 arena.forget_placed(loader.num_changes)
 
-    def _policies(self) -> dict[int, list[FramesOfPlan]]:
-        """The policies of the store by group."""
-        job, policies = self.job, dict[int, list[FramesOfPlan]]()
-        plan, clip_frames = job.plan, job.clip_frames
-        chunks = whole_chunks(job) if self._rows else {}
+    def _frames(self) -> Iterator[GroupFrames]:
+        """The frames of each group."""
+        job, plan, clip_frames = self.job, self.job.plan, self.job.clip_frames
+        in_chunks = _read_in_chunks(job) if self._rows else set()
         for place, (group, arena) in enumerate(zip(plan.groups, self._buffers.arenas, strict=True)):
-            of_group = policies.setdefault(group.group, [])
+            grid = plan.grids[place]
             if (rows := self._rows.get(group.group)) is not None:
                 used = used_rows(plan.used(place), rows)
-                table = chunks.get(group.group)
-                of_group.append(PlannedFrames(clip_frames, arena, rows, used, table))
+                is_whole = group.group in in_chunks
+                yield ResidentFrames(grid, clip_frames, arena, rows, used, in_chunks=is_whole)
             elif arena.specs:
-                used_alone = plan.used(place) if group.window.most_frames is not None else None
-                of_group.append(RingFrames(group, clip_frames, arena, plan.num_cursors, used_alone))
-            if (mapped := self._mapped.get(group.group)) is not None:
-                of_group.append(FileFrames(clip_frames, mapped, group.window.frame_step))
-        return policies
+                bounds = group.cursor_bounds(arena.num_rows, plan.num_cursors)
+                yield RunFrames(plan, place, clip_frames, arena, bounds)
+            if (mapped := self._mapped.get(group.group)) is None:
+                continue
+            if mapped.touches:
+                yield TouchedFrames(plan, place, clip_frames, mapped, [0])
+            else:
+                yield MappedFrames(grid, clip_frames, mapped)
 
     def _execute(self, start: int, end: int) -> None:
-        """Execute the rounds of clips `[first, last)`."""
+        """Execute the steps of clips `[first, last)`."""
         plan, store, stats = self.job.plan, self._store, self._stats
-        index, skip = plan.locate_clip(start)
-        number = start - skip  # number of the round's first clip
-        loads = _RoundLoads(store, self._workers)
-        resident = list[Load]()
-        for place, loaded in enumerate(plan.resident(index)):
-            if len(loaded):
-                used = plan.used_frames(place, loaded, index)
-                resident += each_load(plan.groups[place], loaded, [0] * len(loaded), used)
-        loads.place(resident)
-        assert not resident, "the plan exceeds its frame limit"
-        # Not a method: a reference to this object would keep its memory during the next epoch.
-        planned_loads = partial(_planned, plan, self.job.clip_frames.num_frames)
-        self._rounds = _Rounds(map(planned_loads, store.rounds(plan, index)))
-        while number < end and (planned := self._rounds.pop()) is not None:
-            loads.place(planned.waiting)
-            assert not planned.waiting, "the plan exceeds its frame limit"
-            ahead = _RoundLoads(store, self._workers)
-            stop = min(len(planned.round.clips), end - number)
-            self._emit(planned.round, number, (skip, stop), loads, ahead)
+        number = start  # of the step's first clip
+        self._steps = _Steps(store.steps(*plan.locate_clip(start)))
+        loads = _StepLoads(store, self._workers)
+        while number < end and (step := self._steps.pop()) is not None:
+            loads.place(step)
+            while step.is_waiting:
+                loads.start()
+                loads.wait()
+                step, *rest = store.make_room(step, self._steps.seen)
+                self._steps.seen.extendleft(reversed(rest))
+                loads.place(step)
+            ahead = _StepLoads(store, self._workers)
+            count = min(len(step.clips), end - number)
+            self._emit(step, count, number, loads, ahead)
             with stats.trace.span("wait for copies"):
                 self._copies.wait()  # rows may then be overwritten
             stats.add(gather_seconds=self._copies.lap())
-            if stop < len(planned.round.clips):
+            if count < len(step.clips):
                 return
             loads.wait()
-            store.finish(planned.round)
-            number, skip, loads = number + stop, 0, ahead
+            store.finish(step)
+            number, loads = number + count, ahead
 
     def _emit(
-        self,
-        current: Round,
-        number: int,
-        span: tuple[int, int],
-        loads: _RoundLoads,
-        ahead: _RoundLoads,
+        self, step: Step, count: int, number: int, loads: _StepLoads, ahead: _StepLoads
     ) -> None:
-        """Gather clips `[begin, stop)` of a round into batches as their loads complete."""
-        begin, stop = span
-        if begin == stop:
-            self._load(loads, ahead)
-            return
-        clips = current.clips.rows(begin, stop)
-        batch, slot = self._slots(clips, number + begin)
-        finder = _RowFinder(self._store, clips)
+        """Gather the first clips of a step into batches as their loads complete."""
+        clips = step.clips.rows(0, count)
+        batch, slot = self._slots(clips, number)
+        sources = self._store.find(step)
         for a, b in pairwise(run_bounds(constant=batch)):
+            part = [replace(source, rows=source.rows[a:b]) for source in sources]
             if self._first_batch is None:
                 self._first_batch = int(batch[a])
             if self._first_batch == batch[a]:
-                loads.begin(begin + b, finder.sources(a, b))
+                loads.begin(b, part)
             else:
                 if self._first_batch >= 0 or not a:
                     self._load(loads, ahead)
                     self._first_batch = -1
                 self._workers.fetch(self._prefetch())
             opened = self._open(int(batch[a]))
-            loads.wait(begin + b)
-            self._gather(opened, slot[a:b], clips.rows(a, b), finder.sources(a, b))
+            loads.wait(b)
+            self._gather(opened, slot[a:b], clips.rows(a, b), part)
         loads.start()
 
-    def _load(self, loads: _RoundLoads, ahead: _RoundLoads) -> None:
-        """Start all loads of a round, and the loads of the next round that have rows."""
+    def _load(self, loads: _StepLoads, ahead: _StepLoads) -> None:
+        """Start all loads of a step, and the loads of the next step that have rows."""
         loads.start()
-        if (following := self._rounds.peek(0)) is not None:
-            ahead.place(following.waiting)
+        if (following := self._steps.peek(0)) is not None:
+            ahead.place(following, ahead=True)
             ahead.start()
-            self._stats.add(loads_throttled=len(following.waiting))
+            self._stats.add(loads_throttled=sum(map(len, following.waiting)))
         self._stats.note_resident(self._store.nbytes)
 
     def _gather(
@@ -410,9 +389,10 @@ class Executor:
     def _prefetch(self) -> Iterator[Load]:
         """Yield the next loads without rows, up to the number of chunks read ahead."""
         count, number = 0, 0
-        while count < self._workers.num_read_ahead and (planned := self._rounds.peek(number)):
-            yield from sorted(planned.waiting, key=BY_USE)
-            count, number = count + len(planned.waiting), number + 1
+        while count < self._workers.num_read_ahead and (step := self._steps.peek(number)):
+            loads = sorted(step.loads, key=BY_USE)
+            yield from loads
+            count, number = count + len(loads), number + 1
 
 
 def packed(
@@ -462,44 +442,38 @@ def gather(
     return builder.gather(slots, sources, copiers, draws.calls, vectors)
 
 
-def _planned(plan: Plan, num_frames: IntArray, current: Round) -> _Planned:
-    return _Planned(current, loads_of_round(current, plan.groups, num_frames))
+class _Steps:
+    """Iterator of steps with lookahead; `seen` are those that were looked up."""
 
+    def __init__(self, steps: Iterator[Step]) -> None:
+        self._steps = steps
+        self.seen: deque[Step] = deque()
 
-class _Rounds:
-    """Iterator of rounds with lookahead."""
+    def pop(self) -> Step | None:
+        """The next step; `None` after the last."""
+        return self.seen.popleft() if self.peek(0) is not None else None
 
-    def __init__(self, rounds: Iterator[_Planned]) -> None:
-        self._rounds = rounds
-        self._seen: deque[_Planned] = deque()
-
-    def pop(self) -> _Planned | None:
-        """The next round; `None` after the last."""
-        return self._seen.popleft() if self.peek(0) is not None else None
-
-    def peek(self, number: int) -> _Planned | None:
-        """The round `number` rounds after the next one, without removing it; `None` beyond the
-        last.
-        """
-        while len(self._seen) <= number:
-            planned = next(self._rounds, None)
-            if planned is None:
+    def peek(self, number: int) -> Step | None:
+        """The step so many steps after the next one, which stays; `None` beyond the last."""
+        while len(self.seen) <= number:
+            step = next(self._steps, None)
+            if step is None:
                 return None
-            self._seen.append(planned)
-        return self._seen[number]
+            self.seen.append(step)
+        return self.seen[number]
 
 
-class _RoundLoads:
-    """Loads of a round that have rows: idle or in progress."""
+class _StepLoads:
+    """Loads of a step that have rows: idle or in progress."""
 
-    def __init__(self, store: PlanStore, workers: WorkerPool) -> None:
+    def __init__(self, store: FrameStore, workers: WorkerPool) -> None:
         self._store, self._workers = store, workers
         self._idle: list[AssignedLoad] = []  # not started, in order of use
         self._loading: list[Loading] = []  # not waited for, in order of use
 
-    def place(self, waiting: list[Load]) -> None:
-        """Assign rows to loads. Loads without room remain in `waiting`."""
-        assigned = self._store.place(waiting)
+    def place(self, step: Step, *, ahead: bool = False) -> None:
+        """Assign rows to loads. Loads without room remain in the step."""
+        assigned = self._store.place(step, ahead=ahead)
         self._idle = sorted([*self._idle, *assigned], key=BY_USE)
 
     def begin(self, stop: int, sources: Sequence[ClipRows[Any]]) -> None:
@@ -531,24 +505,6 @@ class _RoundLoads:
             loads = self._loading[:needed]
             del self._loading[:needed]  # the result of a begun load refers to its chunk
             self._workers.wait(loads)
-
-
-class _RowFinder:
-    """Finds arena rows for many clips at once, since batches may be small."""
-
-    def __init__(self, store: PlanStore, clips: Clips) -> None:
-        self._store, self._clips = store, clips
-        self._first, self._last = 0, 0
-        self._sources: list[ClipRows[Any]] = []  # of the clips `[first, last)`
-
-    def sources(self, start: int, stop: int) -> list[ClipRows[Any]]:
-        """Rows of the clips `[start, stop)`."""
-        if not self._first <= start <= stop <= self._last:
-            end = min(max(stop, start + _FOUND_AT_ONCE), len(self._clips))
-            self._sources = self._store.find(self._clips.rows(start, end))
-            self._first, self._last = start, end
-        a, b = start - self._first, stop - self._first
-        return [ClipRows(s.arena, s.rows[a:b], s.features) for s in self._sources]
 
 
 def joined_slots(
@@ -638,14 +594,13 @@ def _of_group(job: Job, group: int, mapped: MappedArena | None) -> Mapping[str, 
     }
 
 
-def whole_chunks(job: Job) -> dict[int, GroupIndex]:
-    """Chunk tables of the groups whose chunks are always read whole."""
+def _read_in_chunks(job: Job) -> set[int]:
+    """The groups whose chunks are always read whole."""
     dataset, reader = job.dataset, job.dataset.contents.chunks
-    groups = {
+    return {
         spec.group
         for name, spec in dataset.features.items()
         if job.frame_transform is not None
         or not reader.is_local
         or name not in reader.raw[spec.group].specs
     }
-    return {group: dataset.contents.index.groups[group] for group in groups}

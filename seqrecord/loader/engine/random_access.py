@@ -40,16 +40,15 @@ from seqrecord.loader.engine.buffers import BufferNeeds, Buffers, HostBatchBuild
 from seqrecord.loader.engine.chunk_loader import ChunkLoader
 from seqrecord.loader.engine.decoding import Transform
 from seqrecord.loader.engine.executor import check_rows, gather
+from seqrecord.loader.engine.frame_rows import FrameLookup
+from seqrecord.loader.engine.loads import CallLoad, RowLoad
 from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import (
-    CallLoad,
     CallStore,
     FileFrames,
-    FrameLookup,
     FramesOfCalls,
     ResidentFrames,
-    RowLoad,
 )
 from seqrecord.loader.engine.workers import bytes_together, joined_bounds
 from seqrecord.loader.frames.array_specs import ArraySpec
@@ -285,7 +284,7 @@ class RandomAccess:
         builder, slots = self._buffers_for(count).begin_batch(count), np.arange(count)
         threads, zeros = CallThreads(self._num_threads), np.zeros(count, np.int64)
         place = zeros, zeros, keys.episode, keys.start, zeros, slots  # one cursor, one batch
-        clips = Clips(*place, keys.place, keys.sample)
+        clips = Clips(*place, keys.place, keys.sample, slots)
         sources, acquired = list[ClipRows[Any]](), list[tuple[CallPart, Arena]]()
         loaded = list[tuple[CallPart, ChunkLoader, CallStore, int]]()
         for part, loader, fixed_store in self._parts:

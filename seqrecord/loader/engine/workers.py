@@ -27,8 +27,8 @@ import numpy.typing as npt
 from seqrecord.loader.engine.batches import Channel, Copy, do_nothing
 from seqrecord.loader.engine.chunk_loader import BegunLoad, ChunkLoader
 from seqrecord.loader.engine.decoding import Fetched
+from seqrecord.loader.engine.loads import AssignedLoad, Load
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.loader.engine.stores import AssignedLoad, Load
 from seqrecord.loader.engine.traces import Trace
 from seqrecord.loader.sampling.memory import Memory
 from seqrecord.store.processes.threads import ThreadPool, error_of

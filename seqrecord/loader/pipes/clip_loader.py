@@ -234,6 +234,7 @@ class ClipLoader:
             draw if view.draws.is_any else None,
             view.vectors,
             partial(_sizes_in, view, plan) if self.options.draws_sizes else None,
+            view.frames(plan.epoch),
         )
 
     def trace(self) -> Trace:

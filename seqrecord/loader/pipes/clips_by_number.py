@@ -14,11 +14,12 @@ from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import Arena, RaggedFrames, for_users, nested, squeeze, stacked
 from seqrecord.loader.engine.calls import as_arrays
+from seqrecord.loader.engine.frame_rows import FrameRows
 from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.pools import divide
 from seqrecord.loader.engine.random_access import CallPart, RandomAccess
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.loader.engine.stores import FrameRows, ResidentFrames
+from seqrecord.loader.engine.stores import ResidentFrames
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.pipes.collating import ClipSequence
 from seqrecord.loader.pipes.distributed import worker_threads

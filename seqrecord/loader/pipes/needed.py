@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from seqrecord.loader.clips.layouts import episode_layout
-from seqrecord.loader.engine.stores import FrameRows
+from seqrecord.loader.engine.frame_rows import FrameRows
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.reading.chunk_store import Pieces
 from seqrecord.loader.reading.needed_bytes import UsedFrames, needed_bytes

@@ -12,7 +12,7 @@ import numpy as np
 
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.loader.clips.tables import ClipTable
-from seqrecord.loader.engine.stores import FrameRows
+from seqrecord.loader.engine.frame_rows import FrameRows
 from seqrecord.loader.pipes.budget_costs import NO_COSTS, EpochCosts, with_budget
 from seqrecord.loader.pipes.distributed import Ranks
 from seqrecord.loader.pipes.make_view import SMALLEST, make_view

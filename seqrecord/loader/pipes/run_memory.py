@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.frame_readers import frame_reader, is_costly
+from seqrecord.loader.engine.frame_rows import FrameRows
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.frames.array_specs import clip_nbytes
 from seqrecord.loader.pipes.frame_arrays import bytes_by_group
 from seqrecord.loader.pipes.memory import SMALL, can_stay, check_machine, spare_memory

@@ -100,6 +100,7 @@ class CursorSchedule(ABC):
         last_row = np.searchsorted(runs.run, runs.run, side="right") - 1
         self._end_runs(runs.first_clip[last_row] + runs.count[last_row] - 1)
         self._run_first_clip = runs.first_clip[np.searchsorted(runs.run, runs.run)]
+        self.of_rows = cursor
         self.count = int(cursor[-1]) + 1 if len(cursor) else 0
         self._first_row = np.searchsorted(cursor, np.arange(self.count))  # of each cursor
         bounds = np.append(runs.first_clip[self._first_row], runs.num_clips)

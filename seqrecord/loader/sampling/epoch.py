@@ -191,7 +191,8 @@ class EpochPlan(Plan):
         of_blocks = blocks.cursor[row], blocks.run[row], blocks.episode[row]
         start = blocks.first[row] + offset * self._spec.stride
         sample = blocks.sample[row] + offset * self._sample_step
-        return Clips(*of_blocks, start, *self.batches.find(clip), self._places(clip), sample)
+        of_batches = *self.batches.find(clip), self._places(clip)
+        return Clips(*of_blocks, start, *of_batches, sample, blocks.clip[row] + offset)
 
 
 @dataclass(frozen=True, eq=False)

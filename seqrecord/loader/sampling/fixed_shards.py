@@ -150,7 +150,8 @@ class ShuffledPlan(EpochPlan):
         episode, sample = self._mine.episode[row], self._mine.samples(row, self._order[number])
         batch, slot = self.batches.find(number)
         place = self._places(number)
-        clips = Clips(np.zeros_like(number), episode, episode, first, batch, slot, place, sample)
+        columns = np.zeros_like(number), episode, episode, first, batch, slot, place, sample
+        clips = Clips(*columns, self._order[number])
         groups = range(len(self._windows)) if loads else ()
         return Round(start, clips, tuple(self._needed(group, episode, first) for group in groups))
 

@@ -22,7 +22,7 @@ from seqrecord.loader.sampling.shard_batches import BatchDraws, DrawsByPlace, Sh
 from seqrecord.loader.sampling.used_frames import LoadFrames, RunFrames, SampleFrames
 from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.processes.forks import cached_property
-from seqrecord.store.tables.grids import ragged_arange
+from seqrecord.store.tables.grids import ChunkGrid, ragged_arange
 
 if TYPE_CHECKING:
     from seqrecord.loader.sampling.memory import MemoryPlan, MemoryRequest
@@ -79,7 +79,8 @@ class Clips(_Columns):
 
     Clip `i` consists of the frames in each group's window at `start[i]`, from run `run[i]` of
     cursor `cursor[i]`, and goes to slot `slot[i]` of batch `batch[i]` of the epoch. With
-    `batch_size=None` every clip is a batch. `place` and `sample` are as in `ClipKeys`.
+    `batch_size=None` every clip is a batch. `place` and `sample` are as in `ClipKeys`. Clips of all
+    runs are numbered by cursor and run, in the order of their starts: `number[i]`.
     """
 
     run: IntArray
@@ -89,6 +90,7 @@ class Clips(_Columns):
     slot: IntArray
     place: IntArray
     sample: IntArray
+    number: IntArray
 
     @property
     def keys(self) -> ClipKeys:
@@ -340,6 +342,73 @@ class Plan(ABC):
             if loads
         ]
         return Round(start, clips, tuple(groups))
+
+    # ---- runs of clips, for a store of frames
+
+    @property
+    def grids(self) -> tuple[ChunkGrid, ...]:
+        """The chunks of each group."""
+        return self._episodes.groups
+
+    @property
+    def num_runs(self) -> int:
+        """The number of runs."""
+        return len(self.episode_of_run)
+
+    @cached_property
+    def _first_rows(self) -> IntArray:
+        """The first row of each run, int64[runs]."""
+        return np.flatnonzero(np.diff(self._cursors.runs.run, prepend=-1))
+
+    @cached_property
+    def episode_of_run(self) -> IntArray:
+        """The episode of each run, int64[runs]."""
+        return self._cursors.runs.episode[self._first_rows]
+
+    @cached_property
+    def cursor_of_run(self) -> IntArray:
+        """The cursor of each run, int64[runs]."""
+        return self._cursors.of_rows[self._first_rows]
+
+    @cached_property
+    def end_of_run(self) -> IntArray:
+        """The number behind the last clip of each run, int64[runs]."""
+        runs = self._cursors.runs
+        ends = np.append(runs.first_clip[self._first_rows][1:], runs.num_clips)
+        last: IntArray = np.minimum(ends, self._cursors.end[self.cursor_of_run])
+        return last
+
+    def numbers_before(self, index: int) -> IntArray:
+        """The number of the first clip of each run in round `index` or later, int64[runs]."""
+        begins = self._cursors.runs.first_clip[self._first_rows]
+        clips = self._cursors.first_clips(np.array([[index]]))[0]
+        numbers: IntArray = np.maximum(begins, clips[self.cursor_of_run])
+        return numbers
+
+    @cached_property
+    def reach(self) -> int:
+        """How many clips of a run ahead may use a frame of a clip's chunks."""
+        frames = 0
+        for grid, window in zip(self.grids, self._windows, strict=True):
+            if window.whole:
+                return self._cursors.runs.num_clips
+            frames = max(frames, int(grid.max_chunk_frames.max(initial=1)) + 2 * window.span)
+        return frames // self._spec.stride + 2
+
+    def keys(self, number: IntArray) -> ClipKeys:
+        """Clips by their numbers, int64[n], without their places."""
+        runs = self._cursors.runs
+        row, start = runs.find(number)
+        return ClipKeys(runs.episode[row], start, runs.samples(row, number), np.zeros_like(start))
+
+    def clips(self, start: int, stop: int) -> Clips:
+        """The clips of rounds `[start, stop)`."""
+        return self.merged(start, stop, loads=False).clips
+
+    def edges(self, start: int, stop: int) -> list[int]:
+        """The clips before each of the rounds `[start, stop)` and behind them, from the first."""
+        edges: list[int] = (self._before[start : stop + 1] - self._before[start]).tolist()
+        return edges
 
     def clips_between(self, first: int, last: int) -> Clips:
         """The clips `[first, last)` of this shard, in emitted order; loads nothing."""

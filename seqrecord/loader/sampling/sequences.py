@@ -140,7 +140,7 @@ class SequencePlan(Plan):
     def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
         batch, place = blocks.round, self._places(self._before[blocks.round] + position)
         columns = blocks.cursor, blocks.run, blocks.episode, blocks.first, batch, position, place
-        return Clips(*columns, blocks.sample)
+        return Clips(*columns, blocks.sample, blocks.clip)
 
 
 class _Rows(CursorSchedule):

@@ -94,16 +94,18 @@ class SharesPlan(Plan):
 
     def _clips(self, blocks: Blocks, position: IntArray) -> Clips:  # noqa: ARG002
         if self._share_rounds is None or not len(blocks):
-            return Clips(*[np.zeros(0, np.int64)] * 8)
+            return Clips(*[np.zeros(0, np.int64)] * 9)
         start, stop = int(blocks.round[0]), int(blocks.round[-1]) + 1
         emitted = self._share_rounds.rows(start, stop)
         number = np.arange(self._before[start], self._before[stop])
         # Without the rows that are dropped, or with the last one once more.
         index = np.minimum(number - self._before[start], len(emitted) - 1)
         row, piece = emitted.row[index], emitted.piece[index]
-        of_runs = self._share_rounds.pieces.cursor[piece], piece, *self._table.locate(row)
-        batch, slot = self.batches.find(number)
-        return Clips(*of_runs, batch, slot, self._places(number), self._table.samples(row))
+        pieces = self._share_rounds.pieces
+        of_runs = pieces.cursor[piece], piece, *self._table.locate(row)
+        of_batches = *self.batches.find(number), self._places(number)
+        in_cursors = pieces.begins[piece] + row - pieces.first[piece]
+        return Clips(*of_runs, *of_batches, self._table.samples(row), in_cursors)
 
 
 class PermutedSharesPlan(ShuffledPlan):

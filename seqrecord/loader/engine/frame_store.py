@@ -1,0 +1,774 @@
+"""The frames of a plan: which loads its clips need, and in which rows their frames are.
+
+The clips of a plan come in *steps*. A step looks its frames up, loads those that are in no row,
+copies its clips, and frees the frames whose last clip it had::
+
+    step 0    look up -> load -> copy -> free
+    step 1       look up -> load ...... -> copy -> free
+
+A row is a place in the arena's memory, one of a resident frame, which is never freed, or an address
+in a mapped file. So a group has one or two `GroupFrames`::
+
+    RunFrames        rows of an arena, which frames of runs take and leave, see `frame_table`
+    ResidentFrames   a row for each frame that clips of the shard may use in any epoch
+    MappedFrames     rows in mapped files, which loads check; large ones are touched anew
+
+All loads of a chunk in a run are one: it has all frames of the chunk that later clips of the run
+use. Where too few rows are free, frames that the step does not use are dropped, and loaded again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import Any, TypeAlias, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import MemoryLimitError
+from seqrecord.loader.clips.frames import ClipFrames
+from seqrecord.loader.clips.tables import IntArray
+from seqrecord.loader.engine.batches import ClipRows
+from seqrecord.loader.engine.frame_rows import FrameLookup, FrameRows
+from seqrecord.loader.engine.frame_table import ASKED, NO_ROW, FrameTable, Rows
+from seqrecord.loader.engine.loads import BY_USE, AssignedLoad, Load
+from seqrecord.loader.engine.mapped_rows import MappedArena
+from seqrecord.loader.sampling.plan import Clips, Plan
+from seqrecord.store.tables.grids import (
+    ChunkGrid,
+    distinct,
+    frame_keys,
+    ragged_arange,
+    run_bounds,
+    split_keys,
+)
+
+_FRAMES_AT_ONCE = 1 << 18  # of clips, in a step or noted together
+_NOTED_CLIPS = 256  # of a run, at least
+
+FrameCheck: TypeAlias = Callable[[MappedArena, IntArray, IntArray], None]
+"""Checks mapped frames, by rows of the chunk table and stored numbers; see `ChunkLoader.check`."""
+
+
+@dataclass(eq=False)
+class Step:
+    """Clips that are loaded together.
+
+    Attributes:
+        clips: in emitted order.
+        lookup: their frames.
+        ends_round: whether frames are freed after it.
+        exact: whether its loads have only the frames of its clips.
+        places: of the frames, int64[n, T] for each set of features of each group.
+        waiting: loads that have no rows yet, of each group; those needed first come first.
+    """
+
+    clips: Clips
+    lookup: FrameLookup
+    ends_round: bool
+    exact: bool
+    places: list[list[IntArray]]
+    waiting: list[list[Load]] = field(default_factory=list)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some loads have no rows yet."""
+        return any(self.waiting)
+
+    @property
+    def loads(self) -> Iterator[Load]:
+        """The loads that have no rows yet."""
+        return chain.from_iterable(self.waiting)
+
+
+class GroupFrames(ABC):
+    """The frames of features in one group of a plan.
+
+    Args:
+        grid: the group's chunks.
+        clip_frames: windows of the features.
+        arena: rows of the features.
+    """
+
+    frees = False
+    """Whether frames are freed, or touched anew, at the ends of rounds."""
+
+    def __init__(self, grid: ChunkGrid, clip_frames: ClipFrames, arena: Any) -> None:
+        self.group, self.arena = grid.group, arena
+        self._grid, self._clip_frames = grid, clip_frames
+        self._feature_sets = clip_frames.by_window(arena.specs)
+        self._frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of frames in memory and of loads in progress."""
+
+    @abstractmethod
+    def places(self, clips: Clips, lookup: FrameLookup) -> list[IntArray]:
+        """Places, or rows, of the frames of clips, int64[n, T] for each set of features."""
+
+    @abstractmethod
+    def missing(
+        self, clips: Clips, lookup: FrameLookup, places: list[IntArray], *, exact: bool
+    ) -> list[Load]:
+        """The loads of frames that are neither there nor in an earlier load; with `exact`, of the
+        frames of these clips alone.
+        """
+
+    @abstractmethod
+    def place(self, waiting: list[Load], *, ahead: bool) -> list[AssignedLoad]:
+        """Assign rows to loads, in their order. Those without room stay in `waiting`."""
+
+    @abstractmethod
+    def find(
+        self, clips: Clips, lookup: FrameLookup, places: list[IntArray]
+    ) -> Iterator[ClipRows[Any]]:
+        """Yield the rows of clips, for each set of features."""
+
+    def assigned(self, load: Load, rows: IntArray) -> AssignedLoad:
+        """A load to these rows, int64[n]."""
+        nbytes = len(load.frames) * self._frame_nbytes
+        return AssignedLoad(load.first_use, load, self.arena, load.frames, rows, nbytes)
+
+    def _loads(
+        self,
+        cursor: IntArray,
+        run: IntArray,
+        episode: IntArray,
+        frame: IntArray,
+        places: IntArray,
+        use: IntArray,
+        grid: ChunkGrid,
+    ) -> list[Load]:
+        """A load of each chunk of each run; frames of a run are adjacent and ascend."""
+        chunk = grid.place(episode, frame)
+        bounds = run_bounds(constant=frame_keys(run, chunk))
+        opens = np.array(bounds[:-1], np.int64)
+        rows = grid.row(episode[opens], chunk[opens])
+        columns = (cursor[opens], run[opens], episode[opens], rows, frame[opens])
+        numbers: Iterator[Any] = zip(*(column.tolist() for column in columns), strict=True)
+        uses = np.minimum.reduceat(use, opens).tolist() if len(opens) else []
+        loads = [
+            Load(
+                self.group,
+                *of_load,
+                frames=frame[begin:stop],
+                places=places[begin:stop],
+                first_use=first_use,
+            )
+            for of_load, first_use, (begin, stop) in zip(
+                numbers, uses, pairwise(bounds), strict=True
+            )
+        ]
+        if self._grid.stored_grid is not None:  # decoded piece after piece
+            earliest: dict[int, int] = {}
+            for load in reversed(loads):
+                use_of = min(load.first_use, earliest.get(load.cursor, load.first_use))
+                load.first_use = earliest[load.cursor] = use_of
+        return sorted(loads, key=BY_USE)
+
+
+class MappedRows:
+    """Rows in mapped files, as part of `GroupFrames`."""
+
+    arena: MappedArena
+    _clip_frames: ClipFrames
+    _feature_sets: list[tuple[str, ...]]
+
+    def check_again(self, clips: Clips, lookup: FrameLookup, check: FrameCheck) -> None:
+        """See `FrameStore`."""
+        for names in self._feature_sets:
+            chunk, stored_frames = self._chunks(clips, lookup.of(names[0]))
+            is_void = ~self.arena.are_checked(chunk, stored_frames)
+            if is_void.any():
+                keys = distinct(frame_keys(chunk[is_void], stored_frames[is_void]))
+                check(self.arena, *split_keys(keys))
+
+    def find(
+        self,
+        clips: Clips,
+        lookup: FrameLookup,
+        places: list[IntArray],  # noqa: ARG002
+    ) -> Iterator[ClipRows[Any]]:
+        """See `GroupFrames`."""
+        for names in self._feature_sets:
+            chunk, stored_frames = self._chunks(clips, lookup.of(names[0]))
+            for name in names:
+                yield ClipRows(self.arena, self.arena.rows(name, chunk, stored_frames), [name])
+
+    def _chunks(self, clips: Clips, frames: IntArray) -> tuple[IntArray, IntArray]:
+        """Rows in the chunk table, and stored numbers, of frames of clips; int64 [n, T] each."""
+        episode, frames = self._clip_frames.stored_frames(clips.episode[:, None], frames)
+        return self.arena.chunks(episode.repeat(frames.shape[1], axis=1), frames), frames
+
+
+class RunFrames(GroupFrames):
+    """Frames of runs, from their first clips to their last ones; see `FrameTable`.
+
+    Args:
+        plan: the plan.
+        place: of the group in the plan.
+        bounds: of the cursors' rows in the arena.
+    """
+
+    frees = True
+
+    def __init__(
+        self, plan: Plan, place: int, clip_frames: ClipFrames, arena: Any, bounds: list[int]
+    ) -> None:
+        super().__init__(plan.grids[place], clip_frames, arena)
+        self._plan = plan
+        self._table = FrameTable(plan.num_runs)
+        self._rows = Rows(bounds)
+        self._freed = list[IntArray]()  # places, at the end of the round
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.num_used * self._frame_nbytes
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return len(self._rows.is_free)
+
+    def begin(self, run: IntArray, num_frames: IntArray) -> None:
+        """Begin new runs, of episodes of so many frames; int64[n] each."""
+        self._table.begin(run, num_frames)
+
+    def note(self, run: IntArray, number: IntArray, lookup: FrameLookup) -> None:
+        """Note the frames that clips of runs use, whose numbers ascend in each run; int64[n]
+        each.
+        """
+        for names in self._feature_sets:
+            frames = lookup.of(names[0])
+            places = self._table.places(run, frames).ravel()
+            numbers = np.repeat(number, frames.shape[1])
+            if len(self._feature_sets) > 1:
+                np.maximum.at(self._table.last, places, numbers)
+            else:  # of places that repeat, the last number stays
+                self._table.last[places] = numbers
+
+    def places(self, clips: Clips, lookup: FrameLookup) -> list[IntArray]:
+        """See `GroupFrames`."""
+        found, number = [], clips.number[:, None]
+        for names in self._feature_sets:
+            places = self._table.places(clips.run, lookup.of(names[0]))
+            late = self._table.last[places] < number
+            if late.any():  # of frames that draws chose, other than was expected
+                numbers = np.broadcast_to(number, places.shape)[late]
+                np.maximum.at(self._table.last, places[late], numbers)
+            found.append(places)
+        return found
+
+    def missing(
+        self,
+        clips: Clips,
+        lookup: FrameLookup,  # noqa: ARG002
+        places: list[IntArray],
+        *,
+        exact: bool,
+    ) -> list[Load]:
+        """See `GroupFrames`."""
+        uses = [np.repeat(np.arange(len(clips)), found.shape[1]) for found in places]
+        place = np.concatenate([found.ravel() for found in places])
+        use, row = np.concatenate(uses), self._table.row
+        is_missing = row[place] == NO_ROW
+        place, use = place[is_missing], use[is_missing]
+        if not len(place):
+            return []
+        order = np.argsort(place, kind="stable")
+        place, use = place[order], use[order]
+        opens = np.flatnonzero(np.diff(place, prepend=-1) != 0)
+        place, use = place[opens], np.minimum.reduceat(use, opens)
+        run, frame = self._table.find(place)
+        by_run = np.argsort(frame_keys(run, frame))
+        run, frame, place, use = (column[by_run] for column in (run, frame, place, use))
+        if not exact:
+            run, frame, place, use = self._whole_chunks(run, frame, use)
+        row[place] = ASKED
+        plan = self._plan
+        cursor, episode = plan.cursor_of_run[run], plan.episode_of_run[run]
+        return self._loads(cursor, run, episode, frame, place, use, self._grid)
+
+    def _whole_chunks(
+        self, run: IntArray, frame: IntArray, use: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """The frames of the same chunks that are not there, and have a use to come."""
+        episode = self._plan.episode_of_run[run]
+        chunk = self._grid.place(episode, frame)
+        opens = np.array(run_bounds(constant=frame_keys(run, chunk))[:-1])
+        first_use = np.minimum.reduceat(use, opens)
+        run, episode, chunk = run[opens], episode[opens], chunk[opens]
+        begin, stop = self._grid.bounds(episode, chunk)
+        stop = np.minimum(stop, self._clip_frames.num_frames[episode])
+        owner, offset = ragged_arange(stop - begin)
+        frames = begin[owner] + offset
+        index, place = self._table.known(run[owner], frames)
+        is_missing = self._table.row[place] == NO_ROW
+        index, place = index[is_missing], place[is_missing]
+        owner = owner[index]
+        return run[owner], frames[index], place, first_use[owner]
+
+    def place(self, waiting: list[Load], *, ahead: bool) -> list[AssignedLoad]:
+        """See `GroupFrames`."""
+        assigned, late, full = list[AssignedLoad](), list[Load](), set[int]()
+        for load in waiting:
+            rows = None
+            if load.cursor not in full:  # else it waits for the cursor's earlier loads
+                rows = self._rows.take(load.cursor, len(load.frames), ahead=ahead)
+            if rows is None:
+                full.add(load.cursor)
+                late.append(load)
+                continue
+            self._table.row[load.places] = rows
+            self._rows.place[rows] = load.places
+            assigned.append(self.assigned(load, rows))
+        waiting[:] = late
+        return assigned
+
+    def find(
+        self,
+        clips: Clips,  # noqa: ARG002
+        lookup: FrameLookup,  # noqa: ARG002
+        places: list[IntArray],
+    ) -> Iterator[ClipRows[Any]]:
+        """See `GroupFrames`."""
+        for names, found in zip(self._feature_sets, places, strict=True):
+            rows = self._table.row[found].astype(np.int64)
+            assert rows.min(initial=0) >= 0, "a clip has a frame without a row"
+            yield ClipRows(self.arena, rows, names)
+
+    def note_copied(self, clips: Clips, places: list[IntArray]) -> None:
+        """Note frames of which these were the last clips."""
+        for found in places:
+            self._freed.append(found[self._table.last[found] == clips.number[:, None]])
+
+    def end_round(self) -> None:
+        """Free the noted frames."""
+        if self._freed:
+            place = distinct(np.concatenate(self._freed))
+            rows = self._table.row[place]
+            self._rows.free(rows[rows >= 0])
+            self._table.clear(place)
+            self._freed.clear()
+
+    def withdraw(self, waiting: list[Load]) -> None:
+        """Forget loads that have no rows yet."""
+        for load in waiting:
+            self._table.row[load.places] = NO_ROW
+        waiting.clear()
+
+    def drop(self, places: list[IntArray], count: int, done: IntArray) -> int:
+        """Drop frames, except those at `places`, until `count` rows are free, as far as possible.
+
+        First those that were noted for clips up to the ones that are `done`, int64[runs], which
+        had other frames; then those whose last use is farthest. Returns how many are free.
+        """
+        kept = distinct(np.concatenate([found.ravel() for found in places]))
+        kept = self._table.row[kept]
+        is_used = ~self._rows.is_free
+        is_used[kept[kept >= 0]] = False
+        rows = np.flatnonzero(is_used)
+        if self._rows.num_free < count and len(rows):
+            place = self._rows.place[rows]
+            last = self._table.last[place]
+            is_over = last <= done[self._table.find(place)[0]]
+            order = np.lexsort((-last, ~is_over))
+            number = max(count - self._rows.num_free, np.count_nonzero(is_over))
+            dropped = order[:number]
+            self._table.row[place[dropped]] = NO_ROW
+            self._rows.free(rows[dropped])
+        return self._rows.num_free
+
+
+class ResidentFrames(GroupFrames):
+    """A row for each frame that clips may use; frames of ended loads stay for later epochs, even if
+    this epoch is left early. A load has all frames of its chunk that the plan's clips use.
+
+    Args:
+        frame_rows: the rows.
+        used: rows of frames that clips of the plan use; bool[rows].
+        in_chunks: whether chunks are read whole; else single frames are read equally fast.
+    """
+
+    def __init__(
+        self,
+        grid: ChunkGrid,
+        clip_frames: ClipFrames,
+        arena: Any,
+        frame_rows: FrameRows,
+        used: npt.NDArray[np.bool_],
+        *,
+        in_chunks: bool,
+    ) -> None:
+        super().__init__(grid.whole_chunks, clip_frames, arena)
+        self._frame_rows, self._used, self._in_chunks = frame_rows, used, in_chunks
+        self._asked = arena.is_read.copy()  # rows that are loaded or being loaded
+        self._count = int(np.count_nonzero(self._asked))
+
+    @property
+    def nbytes(self) -> int:
+        return self._count * self._frame_nbytes
+
+    @property
+    def _are_all_asked(self) -> bool:
+        return self._count == len(self._asked)
+
+    def places(self, clips: Clips, lookup: FrameLookup) -> list[IntArray]:  # noqa: ARG002
+        """See `GroupFrames`: the rows."""
+        return [lookup.rows(self._frame_rows, names[0]) for names in self._feature_sets]
+
+    def missing(
+        self,
+        clips: Clips,
+        lookup: FrameLookup,
+        places: list[IntArray],
+        *,
+        exact: bool,  # noqa: ARG002
+    ) -> list[Load]:
+        """See `GroupFrames`."""
+        if self._are_all_asked:
+            return []
+        keys, uses = list[IntArray](), list[IntArray]()
+        for names, rows in zip(self._feature_sets, places, strict=True):
+            is_missing = ~self._asked[rows]
+            if is_missing.any():
+                frames = lookup.of(names[0])
+                keys.append(frame_keys(clips.episode[:, None], frames)[is_missing])
+                uses.append(np.nonzero(is_missing)[0])
+        if not keys:
+            return []
+        episode, frame, use = _first_uses(keys, uses)
+        if self._in_chunks:
+            episode, frame, use = self._whole_chunks(episode, frame, use)
+        rows = self._frame_rows.find(episode, frame)
+        self._asked[rows] = True
+        self._count += len(rows)
+        zeros = np.zeros_like(frame)
+        return self._loads(zeros, episode, episode, frame, rows, use, self._grid)
+
+    def _whole_chunks(
+        self, episode: IntArray, frame: IntArray, use: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """The frames of the same chunks that clips of the plan use, and have not been asked for."""
+        chunk = self._grid.place(episode, frame)
+        opens = np.array(run_bounds(constant=frame_keys(episode, chunk))[:-1])
+        use = np.minimum.reduceat(use, opens)
+        episode, chunk = episode[opens], chunk[opens]
+        begin, stop = self._grid.bounds(episode, chunk)
+        stop = np.minimum(stop, self._clip_frames.num_frames[episode])
+        owner, offset = ragged_arange(stop - begin)
+        frame = begin[owner] + offset
+        rows = self._frame_rows.find(episode[owner], frame)
+        has_row = np.flatnonzero(rows >= 0)
+        owner, frame, rows = owner[has_row], frame[has_row], rows[has_row]
+        is_wanted = self._used[rows]
+        if self._frame_rows.fills_gaps:
+            place = np.arange(len(rows))
+            low, high = np.full(len(opens), len(rows)), np.full(len(opens), -1)
+            np.minimum.at(low, owner[is_wanted], place[is_wanted])
+            np.maximum.at(high, owner[is_wanted], place[is_wanted])
+            is_wanted = (place >= low[owner]) & (place <= high[owner])
+        is_wanted &= ~self._asked[rows]
+        owner = owner[is_wanted]
+        return episode[owner], frame[is_wanted], use[owner]
+
+    def place(self, waiting: list[Load], *, ahead: bool) -> list[AssignedLoad]:  # noqa: ARG002
+        """See `GroupFrames`."""
+        assigned = [self.assigned(load, load.places) for load in waiting]
+        waiting.clear()
+        return assigned
+
+    def find(
+        self,
+        clips: Clips,  # noqa: ARG002
+        lookup: FrameLookup,  # noqa: ARG002
+        places: list[IntArray],
+    ) -> Iterator[ClipRows[Any]]:
+        """See `GroupFrames`."""
+        for names, rows in zip(self._feature_sets, places, strict=True):
+            yield ClipRows(self.arena, rows, names)
+
+
+class TouchedFrames(MappedRows, RunFrames):
+    """Frames in mapped files that each run touches: the page cache may have dropped them."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def place(self, waiting: list[Load], *, ahead: bool) -> list[AssignedLoad]:  # noqa: ARG002
+        """See `GroupFrames`: frames need no rows."""
+        for load in waiting:
+            self._table.row[load.places] = 0
+        return _without_rows(self, waiting)
+
+    def end_round(self) -> None:
+        """See `RunFrames`."""
+        if self._freed:
+            self._table.clear(distinct(np.concatenate(self._freed)))
+            self._freed.clear()
+
+
+class MappedFrames(MappedRows, GroupFrames):
+    """Frames in mapped files. Loads check new ones."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def places(self, clips: Clips, lookup: FrameLookup) -> list[IntArray]:  # noqa: ARG002
+        """See `GroupFrames`: none."""
+        return []
+
+    def missing(
+        self,
+        clips: Clips,
+        lookup: FrameLookup,
+        places: list[IntArray],  # noqa: ARG002
+        *,
+        exact: bool,  # noqa: ARG002
+    ) -> list[Load]:
+        """See `GroupFrames`."""
+        keys, uses = list[IntArray](), list[IntArray]()
+        for names in self._feature_sets:
+            frames = lookup.of(names[0])
+            is_missing = ~self.arena.are_checked(*self._chunks(clips, frames))
+            if is_missing.any():
+                keys.append(frame_keys(clips.episode[:, None], frames)[is_missing])
+                uses.append(np.nonzero(is_missing)[0])
+        if not keys:
+            return []
+        episode, frame, use = _first_uses(keys, uses)
+        zeros = np.zeros_like(frame)
+        return self._loads(zeros, episode, episode, frame, zeros, use, self._grid)
+
+    def place(self, waiting: list[Load], *, ahead: bool) -> list[AssignedLoad]:  # noqa: ARG002
+        """See `GroupFrames`: frames need no rows."""
+        return _without_rows(self, waiting)
+
+
+def _without_rows(frames: GroupFrames, waiting: list[Load]) -> list[AssignedLoad]:
+    """Loads of whole frames to mapped files: a part would save no time."""
+    no_rows = np.empty(0, np.int64)
+    assigned = [frames.assigned(load, no_rows) for load in waiting]
+    waiting.clear()
+    return assigned
+
+
+def _first_uses(
+    keys: Sequence[IntArray], uses: Sequence[IntArray]
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Episode and frame of distinct keys, ascending, and the first use of each; int64[n] each."""
+    key, use = np.concatenate(keys), np.concatenate(uses)
+    order = np.argsort(key, kind="stable")
+    key, use = key[order], use[order]
+    opens = np.flatnonzero(np.diff(key, prepend=-1) != 0)
+    return *split_keys(key[opens]), np.minimum.reduceat(use, opens)
+
+
+def _is_mapped(frames: GroupFrames) -> TypeGuard[MappedFrames | TouchedFrames]:
+    return isinstance(frames, MappedRows)
+
+
+class FrameStore:
+    """The frames of a plan.
+
+    Args:
+        plan: the plan.
+        clip_frames: windows of the features.
+        usual_frames: … of clips whose batches are not known yet, which may have a number of frames
+            of their own.
+        frames: of each group, in the order of the plan's groups.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        clip_frames: ClipFrames,
+        usual_frames: ClipFrames,
+        frames: Sequence[GroupFrames],
+    ) -> None:
+        self._plan, self._all = plan, frames
+        self._clip_frames, self._usual_frames = clip_frames, usual_frames
+        self._of_runs = [one for one in frames if isinstance(one, RunFrames)]
+        self._num_changes = {id(one): one.arena.num_changes for one in frames if _is_mapped(one)}
+        most = max((window.length for window in clip_frames.windows.values()), default=1)
+        self._most_clips = max(1, _FRAMES_AT_ONCE // max(1, most))
+        self._most_noted = max(1, _FRAMES_AT_ONCE // max(1, most * len(clip_frames.windows)))
+        if self._of_runs:
+            self._reach = plan.reach
+            self._most = np.full(plan.num_runs, -1)  # number of a clip of each run in a step,
+            self._done = np.full(plan.num_runs, -1)  # … in a round that has ended
+            self._is_begun = np.zeros(plan.num_runs, np.bool_)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of frames in memory, and of loads in progress."""
+        return sum(one.nbytes for one in self._all)
+
+    def steps(self, index: int, skip: int) -> Iterator[Step]:
+        """Yield the steps from a round on, without its first `skip` clips.
+
+        A round is a step, or several; without frames to free, rounds are joined.
+        """
+        plan = self._plan
+        if self._of_runs:
+            self._noted = plan.numbers_before(index)
+        for begin, end in plan.spans(index):
+            clips = plan.clips(begin, end)
+            edges = plan.edges(begin, end) if self._of_runs else [0, len(clips)]
+            for first, last in pairwise(edges):
+                if skip:
+                    self._skip(clips.rows(first, first + skip))
+                for start in range(first + skip, last, self._most_clips):
+                    stop = min(start + self._most_clips, last)
+                    yield self._step(clips.rows(start, stop), ends_round=stop == last)
+                skip = 0
+
+    def _step(self, clips: Clips, *, ends_round: bool, exact: bool = False) -> Step:
+        """Look the frames of clips up."""
+        self._note(clips)
+        lookup = FrameLookup(clips.keys, self._clip_frames)
+        places = [one.places(clips, lookup) for one in self._all]
+        step = Step(clips, lookup, ends_round, exact, places)
+        self._look_for_missing(step)
+        return step
+
+    def _look_for_missing(self, step: Step) -> None:
+        step.waiting = [
+            one.missing(step.clips, step.lookup, places, exact=step.exact)
+            for one, places in zip(self._all, step.places, strict=True)
+        ]
+
+    def _skip(self, clips: Clips) -> None:
+        """Note clips that are not copied."""
+        self._note(clips)
+        lookup = FrameLookup(clips.keys, self._clip_frames)
+        for one in self._of_runs:
+            one.note_copied(clips, one.places(clips, lookup))
+
+    def _note(self, clips: Clips) -> None:
+        """Note until which clips frames are used, for the runs of these clips, as far ahead as
+        their chunks reach.
+        """
+        if not self._of_runs:
+            return
+        plan, most = self._plan, self._most
+        np.maximum.at(most, clips.run, clips.number)
+        runs = distinct(clips.run)
+        new = runs[~self._is_begun[runs]]
+        if len(new):
+            num_frames = self._clip_frames.num_frames[plan.episode_of_run[new]]
+            for one in self._of_runs:
+                one.begin(new, num_frames)
+            self._is_begun[new] = True
+        stop = np.minimum(most[runs] + 1 + self._reach, plan.end_of_run[runs])
+        noted = self._noted[runs]
+        is_short = noted < stop
+        if not is_short.any():
+            return
+        runs, noted, stop = runs[is_short], noted[is_short], stop[is_short]
+        stop = np.minimum(np.maximum(stop, noted + _NOTED_CLIPS), plan.end_of_run[runs])
+        self._noted[runs] = stop
+        ends = np.cumsum(stop - noted)
+        for first in range(0, int(ends[-1]), self._most_noted):
+            place = np.arange(first, min(first + self._most_noted, int(ends[-1])))
+            owner = np.searchsorted(ends, place, side="right")
+            number = stop[owner] - ends[owner] + place
+            lookup = FrameLookup(plan.keys(number), self._usual_frames, checks=False)
+            for one in self._of_runs:
+                one.note(runs[owner], number, lookup)
+
+    def place(self, step: Step, *, ahead: bool = False) -> list[AssignedLoad]:
+        """Assign rows to the loads of a step, `ahead` of the step before; those without room keep
+        waiting.
+        """
+        assigned = list[AssignedLoad]()
+        for one, waiting in zip(self._all, step.waiting, strict=True):
+            if waiting:
+                assigned += one.place(waiting, ahead=ahead)
+        return assigned
+
+    def find(self, step: Step) -> list[ClipRows[Any]]:
+        """The rows of a step's clips, for each set of features with equal windows."""
+        sources = list[ClipRows[Any]]()
+        for one, places in zip(self._all, step.places, strict=True):
+            sources += one.find(step.clips, step.lookup, places)
+        return sources
+
+    def finish(self, step: Step) -> None:
+        """End a step whose clips have been copied."""
+        if self._of_runs:
+            np.maximum.at(self._done, step.clips.run, step.clips.number)
+        for one, places in zip(self._all, step.places, strict=True):
+            if isinstance(one, RunFrames):
+                one.note_copied(step.clips, places)
+                if step.ends_round:
+                    one.end_round()
+
+    def make_room(self, step: Step, later: Sequence[Step]) -> list[Step]:
+        """Drop frames that a step does not use, so that its loads have room: the step, or its
+        halves if its frames do not fit.
+
+        All loads with rows must have ended, and all copies. `later` are the steps that were looked
+        up after it.
+
+        Raises `MemoryLimitError` if the frames of one clip do not fit.
+        """
+        for after in later:
+            self._withdraw(after)
+        is_enough = True
+        for one, places, waiting in zip(self._all, step.places, step.waiting, strict=True):
+            if waiting:
+                assert isinstance(one, RunFrames), "other loads need no room"
+                count = sum(len(load.frames) for load in waiting)
+                is_enough &= one.drop(places, count, self._done) >= count
+        steps = [step]
+        if not is_enough:
+            self._withdraw(step)
+            steps = self._parts(step)
+        for after in later:
+            self._look_for_missing(after)
+        return steps
+
+    def _withdraw(self, step: Step) -> None:
+        """Forget the loads of a step that have no rows."""
+        for one, waiting in zip(self._all, step.waiting, strict=True):
+            if isinstance(one, RunFrames):
+                one.withdraw(waiting)
+
+    def _parts(self, step: Step) -> list[Step]:
+        """The halves of a step; or a single clip, without other frames of its chunks."""
+        count = len(step.clips)
+        if count == 1 and step.exact:
+            raise MemoryLimitError(
+                "memory_limit is too small for the frames of one clip",
+                expected="a larger memory_limit, or shorter clips",
+                got=", ".join(
+                    f"{one.num_rows} rows for features of group {one.group}"
+                    for one in self._of_runs
+                ),
+            )
+        middle = -(-count // 2)
+        halves = [(0, middle), (middle, count)] if count > 1 else [(0, 1)]
+        return [
+            self._step(
+                step.clips.rows(*half), ends_round=step.ends_round and half[1] == count, exact=True
+            )
+            for half in halves
+        ]
+
+    def check_again(self, clips: Clips, check: FrameCheck) -> None:
+        """Check frames of clips whose mapped file somebody may have written to since their load.
+
+        After new versions of the files were looked for, before the frames are copied. Raises as
+        loads do.
+        """
+        for one in self._all:
+            if _is_mapped(one) and one.arena.num_changes != self._num_changes[id(one)]:
+                one.check_again(clips, FrameLookup(clips.keys, self._clip_frames), check)
