@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter
-from seqrecord.loader.engine.stores import first_uses
-from seqrecord.loader.sampling.plan import Clips, Loads
-from seqrecord.loader.sampling.runs import Window
 from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.video_data import moving
 
@@ -117,67 +111,6 @@ def test_only_frames_of_the_first_batch_are_decoded(
     gathered = min(event["ts"] for event in events if event["name"] == "gather")
     loaded = [e for e in events if e["name"] == "decode" and e["ts"] < gathered]
     assert BATCH <= sum(event["args"]["frames"] for event in loaded) <= most
-
-
-NUM_FRAMES = 36
-starts = st.tuples(st.integers(0, 2), st.integers(0, 30))  # of three runs
-
-
-@given(
-    st.lists(starts, max_size=12),
-    st.lists(st.tuples(starts, st.integers(1, 6)), max_size=8),
-    st.tuples(st.integers(-9, 9), st.integers(1, 9), st.integers(1, 3)),
-    st.sampled_from(((0, 0), (5, 0), (0, 5))),
-    st.sampled_from((0, (1 << 23) - 1, (1 << 31) - 3)),
-)
-@example([(0, 1), (0, 0)], [((0, 0), 1)], (-5, 2, 1), (0, 0), 0)  # before the episode's start
-@example([(0, 29), (0, 30)], [((0, 30), 6)], (9, 1, 1), (0, 0), 0)  # after its end
-@example([(0, 30)], [((0, 31), 1)], (9, 1, 1), (5, 0), 0)  # and back from there
-@example([(0, 0)], [((0, 4), 1)], (-9, 1, 1), (0, 5), 0)  # ahead from the start
-def test_first_clip_that_uses_each_load(
-    clips: list[tuple[int, int]],
-    loads: list[tuple[tuple[int, int], int]],
-    window: tuple[int, int, int],
-    reach: tuple[int, int],
-    first_run: int,
-) -> None:
-    """Each frame from a clip's first to last counts; outside frames are clamped to the episode, and
-    values may be `reach` frames away.
-    """
-    (offset, span, step), last, (back, ahead) = window, NUM_FRAMES - 1, reach
-    step = 1 if any(reach) else step
-    rows = [(run, first, min(count, (last - first) // step + 1)) for (run, first), count in loads]
-    expected = []
-    for run, first, count in rows:
-        uses = (
-            number
-            for number, (other, start) in enumerate(clips)
-            if other == run
-            and min(max(start + offset, 0), last) - back <= first + (count - 1) * step
-            and min(max(start + offset + span - 1, 0), last) + ahead >= first
-        )
-        expected.append(next(uses, len(clips)))
-    run, start = np.array(clips, np.int64).reshape(-1, 2).T
-    owner, first, count = np.array(rows, np.int64).reshape(-1, 3).T
-    none, of_loads = np.zeros_like(run), np.zeros_like(owner)
-    found = first_uses(
-        Loads(owner, first_run + owner, of_loads, of_loads, first, count),
-        Clips(run, first_run + run, none, start, none, none, none, none),
-        Window(offset - back, span + back + ahead, step, 1, *reach),
-        np.array([NUM_FRAMES]),
-    )
-    assert found.tolist() == expected
-
-
-def test_first_uses_of_many_clips_are_fast() -> None:
-    many, zero = np.arange(200_000), np.zeros(200_000, np.int64)
-    loads = Loads(zero, zero, zero, zero, many, zero + 1)
-    clips = Clips(zero, zero, zero, many, zero, zero, zero, many)
-    begin = time.thread_time()
-    uses = first_uses(loads, clips, Window(0, 4, 1, 4), np.array([1 << 20]))
-    # Mean 0.024 s, standard deviation 0.001 s; a loop over the clips takes many seconds.
-    assert time.thread_time() - begin < 2
-    assert uses[:50].tolist() == [max(0, frame - 3) for frame in range(50)]
 
 
 def test_the_first_batch_decodes_no_frame_of_a_long_group_twice(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ class Executor:
         shared: whether the consumer sends batches to another process.
         decode_there: whether the device decodes video if possible; see `DeviceVideo`.
         rows: rows by group, of groups with a row for each frame. Frames then stay in memory for the
-            next iteration; see `PlannedFrames`. Raw frames of other groups are mapped if possible.
+            next iteration; see `ResidentFrames`. Raw frames of other groups are mapped if possible.
     """
 
     def __init__(
@@ -330,7 +330,8 @@ class Executor:
         batch, slot = self._slots(clips, number)
         sources = self._store.find(step)
         for a, b in pairwise(run_bounds(constant=batch)):
-            part = [replace(source, rows=source.rows[a:b]) for source in sources]
+            # Not `replace`, which takes six times as long.
+            part = [ClipRows(one.arena, one.rows[a:b], one.features) for one in sources]
             if self._first_batch is None:
                 self._first_batch = int(batch[a])
             if self._first_batch == batch[a]:

@@ -46,7 +46,7 @@ from seqrecord.store.tables.grids import (
     split_keys,
 )
 
-_FRAMES_AT_ONCE = 1 << 18  # of clips, in a step or noted together
+_FRAMES_AT_ONCE = 1 << 16  # of clips, in a step or noted together
 _NOTED_CLIPS = 256  # of a run, at least
 
 FrameCheck: TypeAlias = Callable[[MappedArena, IntArray, IntArray], None]
@@ -149,19 +149,13 @@ class GroupFrames(ABC):
         bounds = run_bounds(constant=frame_keys(run, chunk))
         opens = np.array(bounds[:-1], np.int64)
         rows = grid.row(episode[opens], chunk[opens])
-        columns = (cursor[opens], run[opens], episode[opens], rows, frame[opens])
-        numbers: Iterator[Any] = zip(*(column.tolist() for column in columns), strict=True)
+        of_runs = (column[opens].tolist() for column in (cursor, run, episode))
+        of_loads = zip(*of_runs, rows.tolist(), frame[opens].tolist(), strict=True)
         uses = np.minimum.reduceat(use, opens).tolist() if len(opens) else []
         loads = [
-            Load(
-                self.group,
-                *of_load,
-                frames=frame[begin:stop],
-                places=places[begin:stop],
-                first_use=first_use,
-            )
-            for of_load, first_use, (begin, stop) in zip(
-                numbers, uses, pairwise(bounds), strict=True
+            Load(self.group, *numbers, frame[begin:end], places[begin:end], first_use)  # type: ignore[call-arg]  # of five numbers
+            for numbers, first_use, begin, end in zip(
+                of_loads, uses, bounds[:-1], bounds[1:], strict=True
             )
         ]
         if self._grid.stored_grid is not None:  # decoded piece after piece
@@ -224,7 +218,7 @@ class RunFrames(GroupFrames):
         self._plan = plan
         self._table = FrameTable(plan.num_runs)
         self._rows = Rows(bounds)
-        self._freed = list[IntArray]()  # places, at the end of the round
+        self._freed = list[tuple[IntArray, IntArray]]()  # places, and numbers of their last clips
 
     @property
     def nbytes(self) -> int:
@@ -266,24 +260,18 @@ class RunFrames(GroupFrames):
 
     def missing(
         self,
-        clips: Clips,
+        clips: Clips,  # noqa: ARG002
         lookup: FrameLookup,  # noqa: ARG002
         places: list[IntArray],
         *,
         exact: bool,
     ) -> list[Load]:
         """See `GroupFrames`."""
-        uses = [np.repeat(np.arange(len(clips)), found.shape[1]) for found in places]
-        place = np.concatenate([found.ravel() for found in places])
-        use, row = np.concatenate(uses), self._table.row
-        is_missing = row[place] == NO_ROW
-        place, use = place[is_missing], use[is_missing]
+        row = self._table.row
+        place, use, _ = _first_places(places, [row[found] == NO_ROW for found in places], row)
         if not len(place):
             return []
-        order = np.argsort(place, kind="stable")
-        place, use = place[order], use[order]
-        opens = np.flatnonzero(np.diff(place, prepend=-1) != 0)
-        place, use = place[opens], np.minimum.reduceat(use, opens)
+        row[place] = NO_ROW
         run, frame = self._table.find(place)
         by_run = np.argsort(frame_keys(run, frame))
         run, frame, place, use = (column[by_run] for column in (run, frame, place, use))
@@ -345,16 +333,25 @@ class RunFrames(GroupFrames):
     def note_copied(self, clips: Clips, places: list[IntArray]) -> None:
         """Note frames of which these were the last clips."""
         for found in places:
-            self._freed.append(found[self._table.last[found] == clips.number[:, None]])
+            is_last = self._table.last[found] == clips.number[:, None]
+            self._freed.append((found[is_last], clips.number[np.nonzero(is_last)[0]]))
 
     def end_round(self) -> None:
         """Free the noted frames."""
-        if self._freed:
-            place = distinct(np.concatenate(self._freed))
-            rows = self._table.row[place]
-            self._rows.free(rows[rows >= 0])
+        if not self._freed:
+            return
+        place, number = (np.concatenate(columns) for columns in zip(*self._freed, strict=True))
+        self._freed.clear()
+        # A later step may have been looked up meanwhile, with clips that were not expected.
+        place = distinct(place[self._table.last[place] == number])
+        if len(place):
+            self._free(place)
             self._table.clear(place)
-            self._freed.clear()
+
+    def _free(self, place: IntArray) -> None:
+        """Free the rows at places, int64[n]."""
+        rows = self._table.row[place].astype(np.int64)
+        self._rows.free(rows[rows >= 0])
 
     def withdraw(self, waiting: list[Load]) -> None:
         """Forget loads that have no rows yet."""
@@ -409,6 +406,7 @@ class ResidentFrames(GroupFrames):
         self._frame_rows, self._used, self._in_chunks = frame_rows, used, in_chunks
         self._asked = arena.is_read.copy()  # rows that are loaded or being loaded
         self._count = int(np.count_nonzero(self._asked))
+        self._marks: npt.NDArray[np.int32] | None = None  # of rows, while some are missing
 
     @property
     def nbytes(self) -> int:
@@ -432,17 +430,18 @@ class ResidentFrames(GroupFrames):
     ) -> list[Load]:
         """See `GroupFrames`."""
         if self._are_all_asked:
+            self._marks = None
             return []
-        keys, uses = list[IntArray](), list[IntArray]()
-        for names, rows in zip(self._feature_sets, places, strict=True):
-            is_missing = ~self._asked[rows]
-            if is_missing.any():
-                frames = lookup.of(names[0])
-                keys.append(frame_keys(clips.episode[:, None], frames)[is_missing])
-                uses.append(np.nonzero(is_missing)[0])
-        if not keys:
+        is_missing = [~self._asked[rows] for rows in places]
+        if not any(map(np.any, is_missing)):
             return []
-        episode, frame, use = _first_uses(keys, uses)
+        if self._marks is None:
+            self._marks = np.empty(len(self._asked), np.int32)
+        rows, use, index = _first_places(places, is_missing, self._marks)
+        frames = np.concatenate([lookup.of(names[0]).ravel() for names in self._feature_sets])
+        episode, frame = clips.episode[use], frames[index]
+        order = np.argsort(rows)  # by episode and frame
+        episode, frame, use = episode[order], frame[order], use[order]
         if self._in_chunks:
             episode, frame, use = self._whole_chunks(episode, frame, use)
         rows = self._frame_rows.find(episode, frame)
@@ -507,11 +506,8 @@ class TouchedFrames(MappedRows, RunFrames):
             self._table.row[load.places] = 0
         return _without_rows(self, waiting)
 
-    def end_round(self) -> None:
-        """See `RunFrames`."""
-        if self._freed:
-            self._table.clear(distinct(np.concatenate(self._freed)))
-            self._freed.clear()
+    def _free(self, place: IntArray) -> None:
+        """See `RunFrames`: frames have no rows."""
 
 
 class MappedFrames(MappedRows, GroupFrames):
@@ -558,6 +554,34 @@ def _without_rows(frames: GroupFrames, waiting: list[Load]) -> list[AssignedLoad
     assigned = [frames.assigned(load, no_rows) for load in waiting]
     waiting.clear()
     return assigned
+
+
+def _first_places(
+    places: Sequence[IntArray],
+    is_chosen: Sequence[npt.NDArray[np.bool_]],
+    marks: npt.NDArray[np.int32],
+) -> tuple[IntArray, IntArray, IntArray]:
+    """The distinct chosen ones of places, int64[n, T] each, in the order of their first use: their
+    places, the clips that use them first, and their indices in all `places`; int64[m] each.
+
+    Overwrites the `marks` of these places, int32, with negative numbers.
+    """
+    index, use, before = list[IntArray](), list[IntArray](), 0
+    for found, chosen in zip(places, is_chosen, strict=True):
+        index.append(np.flatnonzero(chosen))
+        use.append(index[-1] // max(1, found.shape[1]))
+        index[-1] += before
+        before += found.size
+    of_all, uses = np.concatenate(index), np.concatenate(use)
+    if len(places) > 1:
+        order = np.argsort(uses, kind="stable")
+        of_all, uses = of_all[order], uses[order]
+    place = np.concatenate([found.ravel() for found in places])[of_all]
+    # Of indices that repeat, NumPy assigns the last value: here that of the first use.
+    number = -np.arange(3, 3 + len(place), dtype=np.int32)
+    marks[place[::-1]] = number[::-1]
+    is_first = marks[place] == number
+    return place[is_first], uses[is_first], of_all[is_first]
 
 
 def _first_uses(
