@@ -87,18 +87,14 @@ def find_stateless_dataset(data: object) -> str | None:
 
     Such a loader resumes by skipping items of a new iteration.
     """
-    if "torchdata.stateful_dataloader" not in sys.modules:
+    frames = walk_stack(inspect.currentframe())
+    if not any(_of(frame, "torchdata.stateful_dataloader.") for frame, _ in frames):
         return None
-    dataset: object = None
-    for frame, _ in walk_stack(inspect.currentframe()):
-        if dataset is not None:
-            if _of(frame, "torchdata.stateful_dataloader."):
-                return type(dataset).__name__
-            continue
-        owner = frame.f_locals.get("self")
-        if _of(frame, "torch.utils.data._utils.fetch"):
-            owner = dataset = owner.dataset  # type: ignore[union-attr]
-        if (owner is not data or owner is dataset) and _has_state(owner):
+    for frame, _ in walk_stack(inspect.currentframe()):  # up to the fetcher: not a training loop
+        owner: Any = frame.f_locals.get("self")
+        if _of(frame, "torch.utils.data.") and hasattr(owner, "auto_collation"):
+            return None if _has_state(owner.dataset) else type(owner.dataset).__name__
+        if owner is not data and _has_state(owner):
             return None
     return None
 
