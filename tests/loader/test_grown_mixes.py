@@ -174,6 +174,21 @@ def test_rows_and_info(paths: dict[str, Path]) -> None:
     assert [named(2, n) for n in range(len(expected))] == expected
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_rows_of_a_state_between_epochs(paths: dict[str, Path], ranks: int) -> None:
+    """Its epoch has all episodes, with settings of their own."""
+    options: dict[str, Any] = {"weights": "equal", "stopping_strategy": 9}
+    state = json.loads(json.dumps(make(paths, rank=(0, ranks), **options).state_dict()))
+    append(paths["new"], 8, 2)
+    mix = resumed(make(paths, rank=(0, ranks), **options), state)
+    reader = resumed(make(paths, rank=(0, 1), **options), state)
+    for epoch in range(3):
+        for number, batch in enumerate(mix):
+            rows = reader.rows(epoch, number, rank=0)
+            assert [rows["dataset"], rows["episode"]] == [batch["dataset"], batch["episode"]]
+            assert rows["start"].tolist() == batch["start"].tolist()
+
+
 def test_a_nested_mix_that_has_grown_is_refused(paths: dict[str, Path]) -> None:
     def nested() -> SeqRecordMix:
         inner: Any = {
