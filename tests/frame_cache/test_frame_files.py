@@ -192,7 +192,7 @@ def wide_epochs(path: Path, cache: Path | None, count: int) -> tuple[list[int], 
         assert stats["features_resident"] == [*CAMERAS]
         is_warm = cache is not None and count > 1
         assert stats["frames_mapped"] == is_warm * len(CAMERAS) * pipe.num_clips
-        assert stats["planned_bytes"] - stats["private_bytes"] == is_warm * size
+        assert (stats["private_bytes"] > size) == (count == 1 or cache is None)
         return sums, stats["frames_from_cache"], own_bytes() - begin
 
     return cast(tuple[list[int], int, int], in_fork(epochs))
@@ -218,8 +218,7 @@ def test_mapped_rows_are_counted_once(tmp_path: Path) -> None:
         list(pipe)
         stats = pipe.stats()
         assert (stats["frames_mapped"] > 0) == is_warm
-        assert 0 < stats["private_bytes"] <= stats["planned_bytes"]
-        assert (stats["private_bytes"] < stats["planned_bytes"]) == is_warm
+        assert 0 < stats["private_bytes"] <= 1.01 * stats["planned_bytes"]
 
 
 @pytest.mark.parametrize("memory_limit", ["2MiB", "64MiB"])

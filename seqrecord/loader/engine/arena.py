@@ -12,6 +12,7 @@ packed into one buffer, which takes only their size and is reused like that of f
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, chain
@@ -23,7 +24,7 @@ import torch
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.mapped_rows import PlacedRows
-from seqrecord.loader.engine.pools import BufferPool, page_aligned
+from seqrecord.loader.engine.pools import BufferPool, page_aligned, touched_bytes
 from seqrecord.loader.engine.tensors import tensor_of, torch_dtype
 from seqrecord.loader.frames.array_specs import ArraySpec, mask_name
 from seqrecord.loader.reading.mapped_frames import MIN_FRAME_BYTES
@@ -66,6 +67,11 @@ class VariableRows:
     def nbytes(self) -> int:
         return self._memory.nbytes + self._shapes.nbytes
 
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes that take memory; see `touched_bytes` of `pools`."""
+        return touched_bytes(self._memory) + touched_bytes(self._shapes)
+
     def make(self, start: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
         """Return writable arrays of these shapes, in the rows from `first` on."""
         self._shapes[start : start + len(shapes)] = shapes
@@ -89,6 +95,11 @@ class ObjectRows(list[Any]):
     def __init__(self, spec: ArraySpec, num_rows: int) -> None:
         super().__init__([None] * num_rows)
         self.nbytes, self._dtype = num_rows * spec.nbytes, spec.dtype
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes of the values; rows may share one."""
+        return sys.getsizeof(self) + sum(map(sys.getsizeof, {id(v): v for v in self}.values()))
 
     def make(self, start: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
         """Return new arrays of these shapes, in the rows from `first` on."""
@@ -146,9 +157,14 @@ class Arena:
         return self._arrays[feature], rows
 
     @property
-    def mapped_bytes(self) -> int:
-        """Bytes of rows in mapped files, which take no memory of the arena."""
-        return sum(self.specs[n].nbytes * rows.num_mapped for n, rows in self._placed.items())
+    def touched_bytes(self) -> int:
+        """Bytes of rows that take memory. Rows in mapped files, and those that no load has written
+        to, take none.
+        """
+        return sum(
+            touched_bytes(rows) if isinstance(rows, np.ndarray) else rows.touched_bytes
+            for rows in self._arrays.values()
+        ) + sum(rows.nbytes for rows in self._placed.values())
 
     def forget_placed(self, num_changes: int) -> None:
         """Forget the loaded frames in mapped files if somebody may have written to these: their

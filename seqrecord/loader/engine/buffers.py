@@ -32,7 +32,7 @@ from seqrecord.loader.engine.batches import (
     Copy,
     do_nothing,
 )
-from seqrecord.loader.engine.pools import BufferPool, FreshPool, view_of
+from seqrecord.loader.engine.pools import BufferPool, FreshPool, HostArrays, view_of
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.sampling.memory import MAX_LOADS
@@ -89,6 +89,12 @@ class ChunkBuffers:
         self._most_idle = most_idle
         self._lock = threading.Lock()
         self._idle: list[npt.NDArray[np.uint8]] = []  # ascending size
+        self._all = HostArrays()
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes that take memory, of arrays in use and idle ones."""
+        return self._all.touched_bytes
 
     def acquire(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return an array of at least `nbytes` bytes. Release it after its last use."""
@@ -100,7 +106,9 @@ class ChunkBuffers:
                 self._idle.pop()
         # Not np.empty: the allocator would keep the memory of a deleted array.
         memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return np.frombuffer(memory, np.uint8, nbytes)
+        buffer = np.frombuffer(memory, np.uint8, nbytes)
+        self._all.add(buffer)
+        return buffer
 
     def release(self, buffer: npt.NDArray[np.uint8]) -> None:
         with self._lock:
@@ -140,6 +148,13 @@ class Buffers(Generic[_ArenaT]):
         self.needs = needs
         self.chunks = ChunkBuffers(needs.num_chunks)
 
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes of arenas, batches and stored chunks in this process's own host memory. Memory that
+        nobody has touched takes none.
+        """
+        return self.chunks.touched_bytes
+
     def begin(self, stats: EngineStats) -> None:
         """Begin an iteration, in the scheduler's thread. `stats` counts transfers to a device."""
 
@@ -169,6 +184,12 @@ class HostBuffers(Buffers[Arena]):
         self.is_untouched = True
         self.arenas = [Arena(group.specs, group.num_rows) for group in needs.groups]
         self._pools = _pools(needs)
+
+    @property
+    def touched_bytes(self) -> int:
+        """See `Buffers`."""
+        owners: Iterable[Arena | BufferPool] = (*self.arenas, *self._pools.values())
+        return super().touched_bytes + sum(owner.touched_bytes for owner in owners)
 
     def begin_batch(self, size: int, form: BatchForm | None = None) -> HostBatchBuilder:
         """See `Buffers`."""

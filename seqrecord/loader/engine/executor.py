@@ -170,9 +170,9 @@ class Executor:
         except MemoryError as error:
             raise no_memory(error) from error
         self._kept = weakref.ref(cache)
-        stats.private_bytes = stats.planned_bytes - self._mapped_bytes()
         storage = job.dataset.contents.storage
         stats.watch(storage.counters, storage if isinstance(storage, ChunkStore) else None)
+        stats.watch_memory(self._buffers)
 
     def begin_batch(self, batch: int, make: Callable[..., OpenBatch], number: int) -> OpenBatch:
         """Make an item of a channel by its number; see `joined_slots`."""
@@ -236,6 +236,7 @@ class Executor:
         self._find_changes(loader)
         usual_frames = job.usual_frames or job.clip_frames
         self._store = FrameStore(job.plan, job.clip_frames, usual_frames, [*self._frames()])
+        stats.watch_memory(self._store)
         self._copies = self._workers.copies()
         self._steps = _Steps(iter(()))
         self._first_batch: int | None = None  # -1 after the first batch
@@ -250,22 +251,8 @@ class Executor:
                         self._copies.wait()  # delivers begun batches, or raises a copy's error
                     raise
         finally:
-            stats.private_bytes = stats.planned_bytes - self._mapped_bytes()
             loader.close()
             buffers.end()
-
-    def _mapped_bytes(self) -> int:
-        """Bytes of planned rows that take no memory: their frames are in mapped files."""
-        nbytes = 0
-        groups = zip(self.job.plan.groups, self.memory.num_rows, self._buffers.arenas, strict=True)
-        for group, num_rows, arena in groups:
-            if not isinstance(arena, Arena):
-                continue
-            nbytes += arena.mapped_bytes
-            if self._mapped:  # arenas lack features, or have rows for more frames
-                specs = _of_group(self.job, group.group, None)
-                nbytes += sum(spec.nbytes for spec in specs.values()) * num_rows - arena.nbytes
-        return nbytes
 
     def _find_changes(self, loader: ChunkLoader) -> None:
         """Ask all mapped files whether somebody may have written to them since the last epoch."""

@@ -107,6 +107,11 @@ class GroupFrames(ABC):
     def nbytes(self) -> int:
         """Bytes of frames in memory and of loads in progress."""
 
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the tables of frames."""
+        return 0
+
     @abstractmethod
     def places(self, clips: Clips, lookup: FrameLookup) -> list[IntArray]:
         """Places, or rows, of the frames of clips, int64[n, T] for each set of features."""
@@ -223,6 +228,11 @@ class RunFrames(GroupFrames):
     @property
     def nbytes(self) -> int:
         return self._rows.num_used * self._frame_nbytes
+
+    @property
+    def table_bytes(self) -> int:
+        """See `GroupFrames`."""
+        return self._table.nbytes + self._rows.nbytes
 
     @property
     def num_rows(self) -> int:
@@ -411,6 +421,12 @@ class ResidentFrames(GroupFrames):
     @property
     def nbytes(self) -> int:
         return self._count * self._frame_nbytes
+
+    @property
+    def table_bytes(self) -> int:
+        """See `GroupFrames`."""
+        marks = 0 if self._marks is None else self._marks.nbytes
+        return int(marks + self._asked.nbytes + self._used.nbytes)
 
     @property
     def _are_all_asked(self) -> bool:
@@ -634,6 +650,11 @@ class FrameStore:
     def nbytes(self) -> int:
         """Bytes of frames in memory, and of loads in progress."""
         return sum(one.nbytes for one in self._all)
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes of the tables of frames."""
+        return sum(one.table_bytes for one in self._all)
 
     def steps(self, index: int, skip: int) -> Iterator[Step]:
         """Yield the steps from a round on, without its first `skip` clips.

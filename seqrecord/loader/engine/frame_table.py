@@ -50,6 +50,12 @@ class FrameTable:
         self.row = np.zeros(0, np.int32)
         self.last = np.zeros(0, np.int64)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        columns = (self._line, self._begins, self._runs, self._first, self._page)
+        return sum(column.nbytes for column in (*columns, self.row, self.last))
+
     def begin(self, run: IntArray, num_frames: IntArray) -> None:
         """Begin lines for runs of so many frames, int64[n] each, which have none."""
         ends = self._end + np.cumsum(num_frames)
@@ -132,6 +138,11 @@ class Rows:
         self.is_free = np.ones(bounds[-1], np.bool_)
         self.place = np.full(bounds[-1], -1)
         self.num_free = bounds[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table of rows."""
+        return self._cursor.nbytes + self.is_free.nbytes + self.place.nbytes
 
     @property
     def num_used(self) -> int:

@@ -186,19 +186,20 @@ class PlacedRows:
 
     Args:
         array: the arena's memory, [rows, …].
-
-    Attributes:
-        num_mapped: the number of rows in mapped files.
     """
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array, self._nbytes = array, array[0].nbytes
         begin = array.ctypes.data
         self._addresses = begin + self._nbytes * np.arange(len(array))
-        self.num_mapped = 0
         self._files: dict[int, RowFile] = {}  # by address; they stay mapped
         self._span = self._rows_between(begin, begin + array.nbytes)
         self._lock = PerProcess(threading.Lock)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the addresses."""
+        return int(self._addresses.nbytes)
 
     @property
     def are_mapped(self) -> bool:
@@ -207,9 +208,6 @@ class PlacedRows:
 
     def reset(self, rows: IntArray) -> None:
         """Place rows in the arena's memory."""
-        if self._files:
-            with self._lock.get():
-                self.num_mapped -= int(np.count_nonzero(self.in_files(rows)))
         self._addresses[rows] = self._array.ctypes.data + self._nbytes * rows
 
     def place(self, rows: IntArray, addresses: IntArray, file: RowFile) -> bool:
@@ -224,7 +222,6 @@ class PlacedRows:
                     return False
                 self._span = self._rows_between(start, stop)
             self._files.setdefault(file.memory.ctypes.data, file)
-            self.num_mapped += len(rows) - int(np.count_nonzero(self.in_files(rows)))
         self._addresses[rows] = addresses
         return True
 

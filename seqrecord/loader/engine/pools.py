@@ -10,6 +10,7 @@ A slab is reused after its last clip and its last batch are deleted.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 import weakref
@@ -40,6 +41,46 @@ def view_of(array: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]
     return array.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
+_PAGES_AT_ONCE = 1 << 18
+
+
+def touched_bytes(array: npt.NDArray[Any]) -> int:
+    """Bytes of a contiguous array that take memory: the system adds a page when it is touched."""
+    page, length, count = mmap.PAGESIZE, array.nbytes, 0
+    begin = array.ctypes.data // page * page
+    stop = array.ctypes.data + length
+    pages = np.empty(min(_PAGES_AT_ONCE, -(-(stop - begin) // page)), np.uint8)
+    for first in range(begin, stop, len(pages) * page):
+        part = min(len(pages), -(-(stop - first) // page))
+        if _libc.mincore(
+            ctypes.c_void_p(first), ctypes.c_size_t(part * page), ctypes.c_void_p(pages.ctypes.data)
+        ):
+            return length
+        count += int(np.count_nonzero(pages[:part] & 1))
+    return min(count * page, length)
+
+
+_libc = ctypes.CDLL(None)
+
+
+class HostArrays:
+    """The arrays of an owner that exist, idle or in use."""
+
+    def __init__(self) -> None:
+        self._arrays = weakref.WeakValueDictionary[int, npt.NDArray[Any]]()
+
+    def add(self, array: npt.NDArray[Any]) -> None:
+        """Add a new array."""
+        self._arrays[id(array)] = array
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes that take memory; see `touched_bytes`."""
+        # A list, because other threads add arrays.
+        arrays = [reference() for reference in self._arrays.valuerefs()]
+        return sum(touched_bytes(array) for array in arrays if array is not None)
+
+
 class BufferPool:
     """Arrays of one shape and dtype, leased as tensors and reused.
 
@@ -52,6 +93,12 @@ class BufferPool:
         self._dtype = dtype
         # A deque, not a lock: finalizers release arrays, even inside methods of this class.
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=keep)
+        self._private = HostArrays()
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes of this process's own memory, which no file or other process has."""
+        return self._private.touched_bytes
 
     def acquire(self) -> npt.NDArray[Any]:
         """Return an array to fill, which is newly allocated if all are in use."""
@@ -78,7 +125,9 @@ class BufferPool:
         self._free.append(array)
 
     def _allocate(self) -> npt.NDArray[Any]:
-        return page_aligned(self._shape, self._dtype)
+        array = page_aligned(self._shape, self._dtype)
+        self._private.add(array)
+        return array
 
 
 def _release(pool: weakref.ref[BufferPool], array: npt.NDArray[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
@@ -37,12 +38,13 @@ class EngineStats:
     feature. `video_frames_decoded` counts decoded frames of all videos,
     including frames decoded only for others. `clips` and `batches` were delivered.
     `peak_buffer_bytes` is the peak size of frames in arenas and open batches. `planned_bytes` is
-    the greatest size that the plan may need, and `private_bytes` that size without the frames in
-    mapped files; for the frame cache, as the last iteration ended. `device_bytes` counts
-    transfers to the device: each frame once, and the row numbers of clips. `loads_throttled` counts
-    loads delayed to their round by lack of memory. A report adds `bytes_from_chunk_store`, which
-    loads copied from memory in place of the storage, and `peak_chunk_store_bytes`, the peak size of
-    that memory.
+    the greatest size that the plan may need. `private_bytes` is the size of what exists of it in
+    this process's own memory: touched pages of rows, batches and stored chunks, tables of frames,
+    and the store of chunks; as of the report. Mapped files and shared memory do not count.
+    `device_bytes` counts transfers to the device: each frame once, and the row numbers of clips.
+    `loads_throttled` counts loads delayed to their round by lack of memory. A report adds
+    `bytes_from_chunk_store`, which loads copied from memory in place of the storage, and
+    `peak_chunk_store_bytes`, the peak size of that memory.
     """
 
     bytes_read: int = 0
@@ -75,6 +77,7 @@ class EngineStats:
     _counted: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     _store: ChunkStore | None = field(default=None, repr=False, compare=False)
     _store_counted: tuple[int, int] = field(default=(0, 0), repr=False, compare=False)
+    _owners: dict[int, weakref.ref[Any]] = field(default_factory=dict, repr=False, compare=False)
     _lock: PerProcess[threading.Lock] = field(
         default_factory=lambda: PerProcess(threading.Lock), repr=False, compare=False
     )
@@ -116,6 +119,10 @@ class EngineStats:
                 self._store = store
                 self._store_counted = store.bytes_from_memory, store.surplus
 
+    def watch_memory(self, owner: Any) -> None:
+        """Count the `touched_bytes` of an object in `private_bytes` of reports, while it exists."""
+        self._owners[id(owner)] = weakref.ref(owner)  # runs of a mix share buffers
+
     def note_fetch(self, begin: float, nbytes: int, chunk: int) -> None:
         """Count a read that began at `begin`, and trace it by the row of its first chunk."""
         end = perf_counter()
@@ -133,6 +140,8 @@ class EngineStats:
         `waiting_percent` is the consumer's share of waiting in `epoch_seconds`; `bottleneck`
         describes the slowest stage.
         """
+        owners = [reference() for reference in list(self._owners.values())]
+        self.private_bytes = sum(owner.touched_bytes for owner in owners if owner is not None)
         with self._lock.get():
             counters = {f.name: copy(getattr(self, f.name)) for f in fields(self) if f.compare}
         before = self._counted
@@ -149,6 +158,7 @@ class EngineStats:
             )
             counters["bytes_read"] = max(0, counters["bytes_read"] + surplus)
             peak = store.peak_bytes
+            counters["private_bytes"] += store.used_bytes
         return {
             **storage,
             **counters,

@@ -292,6 +292,8 @@ class MixLoader:
         if (draws := self.options.draws) is not None:
             needs = replace(needs, most_frames=draws.most_frames(self.batch_size))
         buffers = [batches.buffers(needs, device) for batches in self.batches]
+        for memory in buffers:
+            stats.watch_memory(memory)
         begin = partial(self._begin, plan, buffers, threading.Lock())
         channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self._sources))
         clips = zip(plan.given(batch).tolist(), plan.given(plan.num_batches).tolist(), strict=True)

@@ -171,7 +171,8 @@ class EpochStream:
           `epoch_seconds`, from the first `next` on; `waiting_percent` of it in which the training
           waited for batches, including the first one; and the `bottleneck`, as text.
         - Memory, in bytes: `memory_limit`, of a process without workers; `planned_bytes`, which the
-          plan may need; `private_bytes`, these without frames in mapped files; the greatest sizes
+          plan may need; `private_bytes`, the memory of frames, batches and reads that this process
+          has by now, without mapped files and shared memory; the greatest sizes
           `peak_buffer_bytes`, of decoded frames, and `peak_chunk_store_bytes`, of the remote
           storage's bytes.
         - Frames in memory: `features_resident`, features whose frames are kept for later epochs;
