@@ -19,6 +19,7 @@ import pytest
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
+from seqrecord.loader.engine.pools import touched_bytes
 from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.processes import run_code
 
@@ -76,6 +77,17 @@ def measure(small: str, path: str, case: str) -> None:
                 note()
     note()
     json.dump(rows, sys.stdout)
+
+
+def test_touched_bytes() -> None:
+    array = np.empty((64, 1 << 20), np.uint8)  # so many bytes that the system gives new pages
+    assert touched_bytes(array) <= 2 << 20
+    array[3:5] = 1
+    assert touched_bytes(array) == pytest.approx(2 << 20, abs=4 << 20)  # pages may be large
+    array[:] = 1
+    assert touched_bytes(array) == array.nbytes
+    assert touched_bytes(array[:0]) == 0
+    assert touched_bytes(array[0, :100]) == 100
 
 
 @pytest.mark.slow

@@ -47,6 +47,8 @@ _PAGES_AT_ONCE = 1 << 18
 def touched_bytes(array: npt.NDArray[Any]) -> int:
     """Bytes of a contiguous array that take memory: the system adds a page when it is touched."""
     page, length, count = mmap.PAGESIZE, array.nbytes, 0
+    if not length:
+        return 0
     begin = array.ctypes.data // page * page
     stop = array.ctypes.data + length
     pages = np.empty(min(_PAGES_AT_ONCE, -(-(stop - begin) // page)), np.uint8)
