@@ -167,6 +167,71 @@ def test_bytes_are_read_once(remote: CountingStorage, options: dict[str, Any]) -
     assert later == [0, 0]
 
 
+class FirstBatchStorage(CountingStorage):
+    """Until `is_there`, requests wait once more than `budget` bytes are wanted."""
+
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self.budget, self.is_there = 0, threading.Event()
+
+    def read_ranges(self, path: str, ranges: Any, buffers: Any) -> None:
+        if self.bytes_read + sum(item.length for item in ranges) > self.budget:
+            assert self.is_there.wait(10), "the first batch needs more bytes than its frames"
+        super().read_ranges(path, ranges, buffers)
+
+
+def first_and_epoch(
+    folder: Path, budget: int, options: dict[str, Any]
+) -> tuple[dict[str, Any], float]:
+    """The first batch, and the share of all bytes that the epoch reads."""
+    storage = FirstBatchStorage(open_storage(str(folder)))
+    storage.budget = 1 << 60
+    pipe = SeqRecordPipe(storage, **options)
+    storage.reset()
+    storage.budget = budget
+    batches = iter(pipe)
+    first = next(batches)
+    storage.is_there.set()
+    for _ in batches:
+        pass
+    stored = sum(file.stat().st_size for file in folder.rglob("*.seqrec"))
+    return first, storage.bytes_read / stored
+
+
+@pytest.mark.parametrize(
+    ("options", "frames"),
+    [
+        ({"clip_len": 1}, 4),
+        ({"clip_len": 4, "dilation": 3}, 16),
+        ({"clip_len": 6, "order": "sequences"}, 24),
+        ({"clip_len": 6, "shuffle": False}, 9),
+        ({"clip_len": 3, "resize": (140, 140)}, 12),
+        ({"clip_len": 1, "batch_size": None}, 1),
+        ({"clip_len": 1, "memory_limit": "12MiB"}, 4),
+        ({"clip_len": 1, "memory_limit": "40MiB"}, 4),
+    ],
+    ids=str,
+)
+def test_the_first_batch_reads_its_frames_only(
+    folder: Path, options: dict[str, Any], frames: int
+) -> None:
+    budget = int(1.5 * frames * 150 * 150 * 3)
+    first, share = first_and_epoch(folder, budget, {"batch_size": 4} | options)
+    assert set(first) >= {"image", "id"}
+    assert 0.9 < share < 1.02
+
+
+@pytest.mark.parametrize("gop", [1, 8])
+def test_the_first_batch_reads_its_pages_only(tmp_path: Path, gop: int) -> None:
+    """Of encoded frames, which the format checks page by page."""
+    episodes = {str(n): columns(image=noise(64, 64, 64, 3, seed=n)) for n in range(6)}
+    write_dataset(tmp_path / "r", episodes, codecs=f"ffv1:gop={gop}", chunk_frames=8)
+    stored = sum(file.stat().st_size for file in tmp_path.rglob("*.seqrec"))
+    budget = int(1.2 * 4 * stored / (6 * 64 / 8))
+    _, share = first_and_epoch(tmp_path / "r", budget, {"clip_len": 1, "batch_size": 4})
+    assert 0.9 < share < 1.02
+
+
 @pytest.mark.parametrize("limit", ["12MiB", "16MiB", "24MiB", "40MiB"])
 def test_little_memory(remote: CountingStorage, limit: str) -> None:
     pipe = SeqRecordPipe(remote, clip_len=1, batch_size=4, memory_limit=limit)

@@ -48,7 +48,7 @@ _MUCH = 128 << 10  # bytes of encoded frames that make a partial load worthwhile
 
 @dataclass(frozen=True, eq=False)
 class BegunLoad:
-    """A partial load: its open chunk, and the remaining frames by index in the load.
+    """A partial load: its open chunk, if it has one, and the remaining frames by index in the load.
 
     `left` has int64[n] arrays in decoding order; none if a reader had all frames.
     """
@@ -409,6 +409,12 @@ class ChunkLoader:
         if self._cache.cover(load, item.frames):
             self([item])
             return BegunLoad(None, ())
+        if self.reads_frames(load):
+            begun_load = BegunLoad(None, [np.flatnonzero(~needed)])
+            begun_load = self._go_on(item, begun_load, np.flatnonzero(needed))
+            # It lacks raw pages, which `finish` must read, too.
+            self._fetcher.release(begun_load.fetched)
+            return replace(begun_load, fetched=None)
         fetched = self._fetcher.take(load) or self._fetcher.read_chunk(load)
         try:
             is_in_part = self._first_part(item, fetched, needed)
@@ -425,13 +431,11 @@ class ChunkLoader:
 
     def finish(self, item: AssignedLoad, begun_load: BegunLoad) -> None:
         """Complete a partial load."""
-        if begun_load.fetched is None:
-            return
         for frames in begun_load.left:
             if len(frames):
                 begun_load = self._go_on(item, begun_load, frames)
         self._keep(item.load, begun_load.fetched)
-        self._stats.add(loads=1)
+        self._stats.add(loads=min(1, len(begun_load.left)))
 
     def _go_on(self, item: AssignedLoad, begun_load: BegunLoad, index: IntArray) -> BegunLoad:
         """Load the frames of a load at `index`."""
@@ -482,12 +486,16 @@ class ChunkLoader:
 
     def has_parts(self, item: AssignedLoad) -> bool:
         """Whether a partial load saves time; see `begin`."""
-        if self._transform is not None:
+        if self._transform is not None or self.reads_frames(item.load):
             return True
         group = item.load.group
         if self._groups[group].in_order:
             return not self._buffers.needs.decoded_there  # devices have few decoders
         return item.nbytes > _MUCH and not self._reader.raw[group].specs
+
+    def reads_frames(self, load: Load) -> bool:
+        """Whether a load reads its frames alone, by way of the chunk store, and no whole chunk."""
+        return self._store is not None and self._groups[load.group].by_frame
 
     def is_compact(self, load: Load) -> bool:
         """Whether the encoded chunk is smaller than its decoded frames."""
@@ -499,7 +507,7 @@ class ChunkLoader:
         `None` if the chunk store has the bytes of the load, or no room for them: a load of few
         frames must not read its whole chunk.
         """
-        if self._store is not None and self._groups[load.group].by_frame:
+        if self._store is not None and self.reads_frames(load):
             self._read_ahead(self._store, load)
             return None
         fetched = self._fetcher.read_chunk(load)

@@ -171,7 +171,8 @@ class Executor:
             raise no_memory(error) from error
         self._kept = weakref.ref(cache)
         storage = job.dataset.contents.storage
-        stats.watch(storage.counters, storage if isinstance(storage, ChunkStore) else None)
+        self._chunk_store = storage if isinstance(storage, ChunkStore) else None
+        stats.watch(storage.counters, self._chunk_store)
         stats.watch_memory(self._buffers)
 
     def begin_batch(self, batch: int, make: Callable[..., OpenBatch], number: int) -> OpenBatch:
@@ -325,13 +326,21 @@ class Executor:
                 loads.begin(b, part)
             else:
                 if self._first_batch >= 0 or not a:
-                    self._load(loads, ahead)
+                    self._deliver_first_batch()
                     self._first_batch = -1
+                    self._load(loads, ahead)
                 self._workers.fetch(self._prefetch())
             opened = self._open(int(batch[a]))
             loads.wait(b)
             self._gather(opened, slot[a:b], clips.rows(a, b), part)
+        self._deliver_first_batch()
         loads.start()
+
+    def _deliver_first_batch(self) -> None:
+        """Deliver the first batch before reads for others share its way from a remote storage."""
+        if self._chunk_store is not None and self._first_batch != -1:
+            self._copies.wait()
+            self._chunk_store.read_pieces()
 
     def _load(self, loads: _StepLoads, ahead: _StepLoads) -> None:
         """Start all loads of a step, and the loads of the next step that have rows."""

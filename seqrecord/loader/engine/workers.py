@@ -171,7 +171,8 @@ class WorkerPool:
         for item in placed:
             load, is_needed = item.load, needed[id(item.target)][item.rows]
             is_piece = load.group in self._loader.in_pieces
-            has_room = self._is_untouched and self._loader.is_compact(load)
+            has_room = self._loader.reads_frames(load)  # no chunk stays open
+            has_room |= self._is_untouched and self._loader.is_compact(load)
             may_wait = has_room or self._num_open > 0
             if is_piece:  # its chunk stays open for the cursor's next load
                 may_wait = load is last_load[load.group, load.cursor]

@@ -9,6 +9,9 @@ reads *pieces*: all bytes of a chunk that the shard needs in the epoch, in one r
     chunk       | f f f f f f f f f f f f |
     piece         [ . . . . . . . ]             frames of this shard
     loads         [ . . ] [ . ] [ . ]           the first one reads the piece, the others copy
+
+The first batch waits for its own bytes only, so an epoch begins with reads of these; a later load
+reads the rest of their pieces.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.storage.base import Storage, StorageWrapper, check_buffers
 from seqrecord.store.storage.ranges import ByteRange, check_wanted, is_unwanted
 
+_SHORT_PIECE = 64 << 10  # read whole also for the first batch: a request costs more
 PIECE_BYTES = 8 << 20  # longer pieces are split: a larger request is hardly faster
 _ENTRY_BYTES = 1536  # memory of an entry beside its bytes: `tracemalloc` measures 1,482
 _MIN_BYTES = 1 << 10  # shorter ranges outside pieces are not stored
@@ -93,6 +97,7 @@ class _Contents:
         self.capacity = 0
         self.used = self.peak = 0  # bytes
         self.from_memory = self.surplus = 0  # bytes; see `ChunkStore`
+        self.reads_pieces = True
         self._pieces: Pieces = {}
         # Start and stop of what was read of each piece without an entry; int64[2, pieces].
         self._direct: dict[str, npt.NDArray[np.int64]] = {}
@@ -103,6 +108,7 @@ class _Contents:
     def begin(self, capacity: int, pieces: Pieces) -> None:
         """Set the size, and the bytes that an epoch needs."""
         with self.lock:
+            self.reads_pieces = False
             self.capacity, self._pieces, self._direct = capacity, pieces, {}
             entries = [entry for file_entries in self._entries.values() for entry in file_entries]
             for entry in entries:
@@ -216,6 +222,8 @@ class _Contents:
         # (tests/loader/test_chunk_store.py::test_bytes_read_for_want_of_room_are_not_read_again).
         direct_start, direct_stop = direct[:, piece].tolist()
         start, stop = max(low, int(begins[piece])), min(high, int(ends[piece]))
+        if not self.reads_pieces and stop - start > _SHORT_PIECE:
+            return offset, min(stop, item.stop), piece
         if offset >= direct_stop:
             return max(start, direct_stop), stop, piece
         if offset < direct_start:
@@ -333,9 +341,14 @@ class ChunkStore(StorageWrapper):
     def begin(self, capacity: int, pieces: Pieces) -> None:
         """Set the size in bytes, and the bytes that an epoch needs, at its beginning.
 
-        Bytes in memory are kept, as far as they fit.
+        Bytes in memory are kept, as far as they fit. Until `read_pieces`, reads fetch no others
+        than they ask for.
         """
         self._contents.get().begin(capacity, pieces)
+
+    def read_pieces(self) -> None:
+        """Read whole pieces from now on: the first batch is there."""
+        self._contents.get().reads_pieces = True
 
     def take_over(self, other: ChunkStore) -> None:
         """Share the memory of another store for the same storage."""
