@@ -7,12 +7,14 @@ import threading
 from collections import Counter
 from contextlib import suppress
 from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -30,9 +32,11 @@ from seqrecord import (
 )
 from seqrecord.errors import MemoryLimitError, StateError
 from seqrecord.samples import every
+from seqrecord.store.storage.opening import open_storage
 from tests.formats.cases import index_source
 from tests.kit.clip_data import digests, names, resumed
 from tests.kit.datasets import columns, write_dataset, written_once
+from tests.kit.faults import CountingStorage
 from tests.kit.video_data import moving
 from tests.kit.video_file_data import write_video
 from tests.loader.resume_contract import check_resume, check_stateful_loader
@@ -378,9 +382,53 @@ def test_frames_stay_if_an_epoch_is_left_early(images: Path, options: dict[str, 
         with suppress(RuntimeError):
             some_batches(pipe, count or 1000)
         decoded.append(pipe.stats()["frames_decoded"])
-    # A load that was ended in the middle decodes its frames again: at most one of each thread.
-    assert sum(decoded) <= FRAMES + 4 * 20 * pipe.stats()["num_threads"]
+    assert sum(decoded) == FRAMES  # loads in progress end, and their frames stay, too
     assert decoded[-2:] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["pipe", "map"])
+def test_frames_of_workers_stay_if_an_epoch_is_left_early(
+    images: Path, kind: str, num_workers: int
+) -> None:
+    context = get_context("fork")
+    count = context.Value("i", 0)
+
+    def counted(frame: dict[str, Any]) -> dict[str, Any]:
+        with count.get_lock():
+            count.value += 1
+        return frame
+
+    transform = FrameTransform(counted, deterministic=True)
+    options: dict[str, Any] = {"num_workers": num_workers}
+    if num_workers:
+        options |= {"persistent_workers": True, "multiprocessing_context": context}
+    loader: Any
+    if kind == "pipe":
+        pipe = SeqRecordPipe(images, **CLIPS, frame_transform=transform)
+        loader = DataLoader(pipe, batch_size=None, **options)
+    else:
+        clips = seqrecord.SeqRecordMapDataset(images, clip_len=4, frame_transform=transform)
+        generator = torch.Generator().manual_seed(0)
+        loader = DataLoader(clips, batch_size=5, shuffle=True, generator=generator, **options)
+    count.value = 0  # the loader has transformed an example
+    for number in (1, 4, 1, 7, 1000):
+        some_batches(loader, number)
+    some_batches(loader, 1000)
+    # Each worker of a map-style dataset has any of its frames; shards of pipes share few.
+    assert FRAMES <= count.value <= FRAMES * (max(1, num_workers) if kind == "map" else 1.2)
+
+
+def test_remote_frames_stay_if_an_epoch_is_left_early(images: Path) -> None:
+    storage = CountingStorage(open_storage(str(images)))
+    pipe, decoded = SeqRecordPipe(storage, **CLIPS), list[int]()
+    for count in (1, 4, 1, 7, 1000, 1000):
+        storage.reset()
+        some_batches(pipe, count)
+        decoded.append(pipe.stats()["frames_decoded"])
+    assert sum(decoded) == FRAMES
+    assert storage.bytes_read == 0
 
 
 def test_frames_of_a_mix_stay_if_an_epoch_is_left_early(video: Path) -> None:
