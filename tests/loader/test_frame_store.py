@@ -85,6 +85,15 @@ class Plan:
         numbers: IntArray = np.maximum(begins, passed[self.cursor_of_run] + 1)
         return numbers
 
+    is_in_order = True
+
+    @staticmethod
+    def times(number: IntArray) -> IntArray:
+        return number
+
+    def first_of_round(self, index: int) -> int:
+        return self.before[index]
+
     def spans(self, index: int) -> Iterator[tuple[int, int]]:
         for begin in range(index, len(self._rounds), 2):
             yield begin, min(begin + 2, len(self._rounds))

@@ -36,6 +36,7 @@ from seqrecord.loader.engine.frame_rows import FrameLookup, FrameRows
 from seqrecord.loader.engine.frame_table import ASKED, NO_ROW, FrameTable, Rows
 from seqrecord.loader.engine.loads import BY_USE, AssignedLoad, Load
 from seqrecord.loader.engine.mapped_rows import MappedArena
+from seqrecord.loader.sampling.decoding_units import frames_of_read
 from seqrecord.loader.sampling.plan import Clips, Plan
 from seqrecord.store.tables.grids import (
     ChunkGrid,
@@ -222,6 +223,7 @@ class RunFrames(GroupFrames):
         super().__init__(plan.grids[place], clip_frames, arena)
         self._plan = plan
         self._table = FrameTable(plan.num_runs)
+        self._worth = frames_of_read(self._frame_nbytes)
         self._rows = Rows(bounds)
         self._freed = list[tuple[IntArray, IntArray]]()  # places, and numbers of their last clips
 
@@ -243,22 +245,21 @@ class RunFrames(GroupFrames):
         """Begin new runs, of episodes of so many frames; int64[n] each."""
         self._table.begin(run, num_frames)
 
-    def note(self, run: IntArray, number: IntArray, lookup: FrameLookup) -> None:
-        """Note the frames that clips of runs use, whose numbers ascend in each run; int64[n]
-        each.
-        """
+    def note(self, run: IntArray, time: IntArray, lookup: FrameLookup) -> None:
+        """Note the frames that clips of runs use, at times; int64[n] each."""
+        ascends = len(self._feature_sets) == 1 and self._plan.is_in_order
         for names in self._feature_sets:
             frames = lookup.of(names[0])
             places = self._table.places(run, frames).ravel()
-            numbers = np.repeat(number, frames.shape[1])
-            if len(self._feature_sets) > 1:
+            numbers = np.repeat(time, frames.shape[1])
+            if not ascends:
                 np.maximum.at(self._table.last, places, numbers)
             else:  # of places that repeat, the last number stays
                 self._table.last[places] = numbers
 
     def places(self, clips: Clips, lookup: FrameLookup) -> list[IntArray]:
         """See `GroupFrames`."""
-        found, number = [], clips.number[:, None]
+        found, number = [], self._plan.times(clips.number)[:, None]
         for names in self._feature_sets:
             places = self._table.places(clips.run, lookup.of(names[0]))
             late = self._table.last[places] < number
@@ -295,7 +296,9 @@ class RunFrames(GroupFrames):
     def _whole_chunks(
         self, run: IntArray, frame: IntArray, use: IntArray
     ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """The frames of the same chunks that are not there, and have a use to come."""
+        """The frames of the same chunks that are not there, and have a use to come; as many as
+        `frames_of_read` where frames are read one by one.
+        """
         episode = self._plan.episode_of_run[run]
         chunk = self._grid.place(episode, frame)
         opens = np.array(run_bounds(constant=frame_keys(run, chunk))[:-1])
@@ -303,6 +306,10 @@ class RunFrames(GroupFrames):
         run, episode, chunk = run[opens], episode[opens], chunk[opens]
         begin, stop = self._grid.bounds(episode, chunk)
         stop = np.minimum(stop, self._clip_frames.num_frames[episode])
+        if self._grid.by_frame:  # as many as are worth a read of their own
+            ends = np.append(opens[1:], len(frame)) - 1
+            begin = frame[opens]
+            stop = np.minimum(stop, np.maximum(begin + self._worth, frame[ends] + 1))
         owner, offset = ragged_arange(stop - begin)
         frames = begin[owner] + offset
         index, place = self._table.known(run[owner], frames)
@@ -342,9 +349,10 @@ class RunFrames(GroupFrames):
 
     def note_copied(self, clips: Clips, places: list[IntArray]) -> None:
         """Note frames of which these were the last clips."""
+        number = self._plan.times(clips.number)
         for found in places:
-            is_last = self._table.last[found] == clips.number[:, None]
-            self._freed.append((found[is_last], clips.number[np.nonzero(is_last)[0]]))
+            is_last = self._table.last[found] == number[:, None]
+            self._freed.append((found[is_last], number[np.nonzero(is_last)[0]]))
 
     def end_round(self) -> None:
         """Free the noted frames."""
@@ -664,6 +672,7 @@ class FrameStore:
         plan = self._plan
         if self._of_runs:
             self._noted = plan.numbers_before(index)
+            self._begin = plan.first_of_round(index)
         for begin, end in plan.spans(index):
             clips = plan.clips(begin, end)
             edges = plan.edges(begin, end) if self._of_runs else [0, len(clips)]
@@ -725,9 +734,13 @@ class FrameStore:
             place = np.arange(first, min(first + self._most_noted, int(ends[-1])))
             owner = np.searchsorted(ends, place, side="right")
             number = stop[owner] - ends[owner] + place
+            run, time = runs[owner], plan.times(number)
+            if not plan.is_in_order:  # without the clips that came before
+                is_left = time >= self._begin
+                number, run, time = number[is_left], run[is_left], time[is_left]
             lookup = FrameLookup(plan.keys(number), self._usual_frames, checks=False)
             for one in self._of_runs:
-                one.note(runs[owner], number, lookup)
+                one.note(run, time, lookup)
 
     def place(self, step: Step, *, ahead: bool = False) -> list[AssignedLoad]:
         """Assign rows to the loads of a step, `ahead` of the step before; those without room keep
@@ -749,7 +762,7 @@ class FrameStore:
     def finish(self, step: Step) -> None:
         """End a step whose clips have been copied."""
         if self._of_runs:
-            np.maximum.at(self._done, step.clips.run, step.clips.number)
+            np.maximum.at(self._done, step.clips.run, self._plan.times(step.clips.number))
         for one, places in zip(self._all, step.places, strict=True):
             if isinstance(one, RunFrames):
                 one.note_copied(step.clips, places)

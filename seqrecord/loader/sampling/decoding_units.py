@@ -16,6 +16,15 @@ import numpy as np
 
 from seqrecord.store.tables.grids import ChunkGrid, IntArray
 
+_READ_BYTES = 64 << 10
+
+
+def frames_of_read(nbytes: int) -> int:
+    """How many frames of so many bytes are read at once, if each can be read alone: a read of fewer
+    bytes takes as long.
+    """
+    return max(1, _READ_BYTES // max(1, nbytes))
+
 
 @dataclass(frozen=True, eq=False)
 class FrameGroup:
@@ -41,6 +50,15 @@ class FrameGroup:
         """Whether each frame is decoded alone."""
         grid = self.grid
         return grid is None or grid.by_frame or grid.whole_chunks.unit_frames == 1
+
+    def num_together(self, episode: IntArray) -> int:
+        """The most frames of these episodes, int64[n], that are loaded together: of a chunk, or of
+        one read.
+        """
+        if self.grid is None or not len(episode):
+            return 1
+        most = int(self.grid.max_chunk_frames[episode].max())
+        return min(most, frames_of_read(self.nbytes)) if self.grid.by_frame else most
 
     @property
     def span(self) -> int:

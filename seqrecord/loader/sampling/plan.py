@@ -378,6 +378,17 @@ class Plan(ABC):
         last: IntArray = np.minimum(ends, self._cursors.end[self.cursor_of_run])
         return last
 
+    is_in_order = True
+    """Whether clips of a run come in the order of their numbers, from round to round."""
+
+    def times(self, number: IntArray) -> IntArray:
+        """When clips come, by their numbers, int64[n] each."""
+        return number
+
+    def first_of_round(self, index: int) -> int:
+        """The number of clips before a round."""
+        return int(self._before[index])
+
     def numbers_before(self, index: int) -> IntArray:
         """The number of the first clip of each run in round `index` or later, int64[runs]."""
         begins = self._cursors.runs.first_clip[self._first_rows]

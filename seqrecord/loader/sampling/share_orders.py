@@ -128,27 +128,31 @@ class SequenceOrder(RowOrder):
     """
 
     def __init__(self, sequence: EpisodeSequence, num_shards: int, shard: int, size: int) -> None:
-        self._pieces = even_shares(sequence, num_shards, size).of_shard(shard)
-        self._counts = np.bincount(self._pieces.cursor, self._pieces.count, size).astype(np.int64)
-        self._line = np.cumsum(self._counts) - self._counts
-        self.num_rows = int(self._counts.sum())
+        self.pieces = even_shares(sequence, num_shards, size).of_shard(shard)
+        self.counts = np.bincount(self.pieces.cursor, self.pieces.count, size).astype(np.int64)
+        self._line = np.cumsum(self.counts) - self.counts
+        self.num_rows = int(self.counts.sum())
+
+    def find(self, first: int, last: int) -> tuple[IntArray, IntArray]:
+        """The pieces and rows of `[first, last)` in emitted order, int64[last - first] each."""
+        place, slot = np.divmod(np.arange(first, last), len(self.counts))
+        # Of the last batch, the shares with one more row.
+        longer = np.flatnonzero(self.counts == self.counts.max())
+        is_last = place >= self.counts.min()
+        slot[is_last] = longer[slot[is_last]]
+        return self.pieces.find(self._line[slot] + place)
 
     def rows(self, first: int, last: int) -> IntArray:
         """See `RowOrder`."""
-        place, slot = np.divmod(np.arange(first, last), len(self._counts))
-        # Of the last batch, the shares with one more row.
-        longer = np.flatnonzero(self._counts == self._counts.max())
-        is_last = place >= self._counts.min()
-        slot[is_last] = longer[slot[is_last]]
-        return self._pieces.find(self._line[slot] + place)[1]
+        return self.find(first, last)[1]
 
     def left(self, number: int) -> tuple[IntArray, IntArray]:
         """See `RowOrder`."""
-        batch, over = divmod(number, len(self._counts))
-        single = self.rows(number, min(number - over + len(self._counts), self.num_rows))
+        batch, over = divmod(number, len(self.counts))
+        single = self.rows(number, min(number - over + len(self.counts), self.num_rows))
         single = single if over else np.zeros(0, np.int64)
-        emitted = np.full_like(self._counts, batch + (over > 0))
-        return intervals(single, *self._pieces.after(emitted))
+        emitted = np.full_like(self.counts, batch + (over > 0))
+        return intervals(single, *self.pieces.after(emitted))
 
 
 def order_of_shard(

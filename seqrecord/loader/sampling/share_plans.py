@@ -1,223 +1,508 @@
 """`order="shares"`: the order of `share_orders`, executed as plans of cursors.
 
-A temporary adapter, undocumented: the engine executes a `Plan`, until it executes rows. The pieces
-of a shard are the runs of a plan, the rounds of `CursorRounds` are its rounds, and rows its clips::
-
-    share_orders        pieces     rows before each round     rows in emitted order
-                          |                   |                         |
-    plan                 runs        first clips of blocks            clips
-                          |___________________|
-                      loads and frees, see `cursors`
+Undocumented, until it is the only order. The pieces of a shard are the runs of a plan, the rounds
+of `CursorRounds` are its rounds, and rows its clips.
 
 Frames that stay in memory are read in this order in epoch 0, and their rows are permuted in later
-epochs; those of small frames in each epoch. With `last_batch="repeat"`, a shard with one row less
-than others repeats its last one.
+epochs; those of small frames in each epoch. After `last_batch="repeat"`, a shard with fewer rows
+than others repeats its first ones, in a round of their own.
+
+With a budget, the batches of an epoch are cut at once, see `order_batches`. Its rounds are equal
+numbers of clips in their order, whose last uses are known by their places in it.
 
 `PlanSettings` have the settings of shares: `block_frames` is the rows of a block, `num_shares` the
 number of the group, from 1, whose units begins align with, and `run_frames` how many of 2^20 begins
-do, from 1. They are `None` if each epoch is a permutation of its rows.
+do, from 1. They are `None` if each epoch is a permutation of its rows. `first_block_frames` is the
+rotation, from 1.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from seqrecord.errors import ClipError, MemoryLimitError, StateError
+from seqrecord.errors import ClipError, MemoryLimitError
+from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, IntArray
-from seqrecord.loader.rules import Rule
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
-from seqrecord.loader.sampling.budgets import ClipCosts
-from seqrecord.loader.sampling.cursor_shares import leading
-from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule
+from seqrecord.loader.sampling.budgets import BudgetUse, ClipCosts
+from seqrecord.loader.sampling.cost_batches import BatchLimit
+from seqrecord.loader.sampling.cursor_shares import (
+    EpisodeSequence,
+    Pieces,
+    leading,
+    num_used,
+    share_out,
+)
 from seqrecord.loader.sampling.decoding_units import FrameGroup
 from seqrecord.loader.sampling.epoch import check_drop_last
-from seqrecord.loader.sampling.fixed_shards import ShuffledPlan, num_shuffled_rounds
-from seqrecord.loader.sampling.memory import Memory, MemoryPlan, MemoryRequest
+from seqrecord.loader.sampling.memory import MemoryPlan, MemoryRequest
+from seqrecord.loader.sampling.order_batches import (
+    CostBatches,
+    OrderBatches,
+    SizedBatches,
+    counts_of_shards,
+    num_in_order,
+    steps_of_shards,
+)
 from seqrecord.loader.sampling.plan import Clips, MakePlan, Plan, PlannedOrder
+from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.runs import Runs, Shard, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws
 from seqrecord.loader.sampling.share_orders import (
     EpochKey,
-    PermutedOrder,
     RowOrder,
+    SequenceOrder,
     SharedOrder,
     order_of_shard,
 )
-from seqrecord.loader.sampling.share_rounds import CursorRounds
-from seqrecord.loader.sampling.share_settings import MOST_REREAD, ShareRequest, ShareSettings
+from seqrecord.loader.sampling.share_rounds import CursorRounds, RoundRows
+from seqrecord.loader.sampling.share_settings import (
+    MOST_REREAD,
+    CursorWalk,
+    ShareRequest,
+    ShareSettings,
+)
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.tables.grids import ragged_arange
-from seqrecord.store.text import counted, repr_of
+from seqrecord.store.text import counted
 from seqrecord.store.units import format_size
 
 _ALIGNED_PARTS = 1 << 20
-_BLOCKS_AT_ONCE = 1 << 18  # whose frames are counted together
-_SPARE = 8  # one part in so many of epoch 0's frames: other epochs may need a little more
+_ROUND = 1 << 10  # clips, where rounds have no blocks
 _ENOUGH_EPISODES = 0.85  # of a full shuffle's
 _MUCH_REREAD = 0.1  # of frames that are decoded twice
 _COUNTED_BATCHES = 32
+_LEAST_BLOCK = 32  # rows of an unshuffled round
+_BLOCKS_AT_ONCE = 1 << 18
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows of an epoch, or of its rest, in all shards.
+
+    Attributes:
+        table: the rows.
+        groups: the groups of features.
+        settings: of the plan.
+        key: of the epoch.
+        costs: of samples, with a budget.
+    """
+
+    table: RowTable
+    groups: Sequence[FrameGroup]
+    settings: PlanSettings
+    key: EpochKey
+    costs: ClipCosts | None
+
+    @cached_property
+    def cost(self) -> IntArray | None:
+        """The cost of each row, int64[rows]."""
+        if self.costs is None:
+            return None
+        return self.costs.of(self.table.samples(np.arange(len(self.table))))
+
+    @cached_property
+    def limit(self) -> BatchLimit:
+        """What a batch may cost."""
+        costs, cost = self.costs, self.cost
+        assert costs is not None
+        assert cost is not None
+        max_rows = min(costs.max_rows, costs.budget)
+        return BatchLimit(costs.budget, max_rows, costs.pads, int(cost.max(initial=1)))
+
+    @cached_property
+    def weight(self) -> IntArray | None:
+        """The parts of batches before each row and behind all, int64[rows + 1]."""
+        if self.cost is None or not len(self.table):
+            return None
+        return np.append(0, np.cumsum(self.limit.parts(self.cost)))
+
+    @property
+    def shares(self) -> ShareSettings:
+        parts = self.settings.run_frames
+        return ShareSettings(
+            self.settings.num_cursors,
+            self.settings.block_frames,
+            1.0 if parts is None else (parts - 1) / _ALIGNED_PARTS,
+            self.settings.first_block_frames - 1,
+            is_resident=self.settings.resident,
+            is_permuted=parts is None,
+        )
+
+    def order(self, shard: int, num_shards: int) -> RowOrder:
+        """The order of a shard."""
+        if not len(self.table):
+            return _NoRows()
+        group = self.groups[(self.settings.num_shares or 1) - 1]
+        place = shard, num_shards, self.settings.batch_size or 1
+        shuffle = self.settings.shuffle
+        return order_of_shard(
+            self.table, [group], self.shares, self.key, *place, shuffle=shuffle, weight=self.weight
+        )
+
+    def num_rows(self, num_shards: int) -> IntArray:
+        """The rows of each shard, int64[shards]."""
+        if self.weight is None or not self.settings.shuffle or self.shares.is_permuted:
+            low, more = divmod(len(self.table), num_shards)
+            return low + (np.arange(num_shards) < more)
+        pieces, shard = self._pieces(num_shards)
+        return np.bincount(shard, pieces.count, num_shards).astype(np.int64)
+
+    def _pieces(self, num_shards: int) -> tuple[Pieces, IntArray]:
+        """The pieces of all shards, and the shard of each, int64[pieces]."""
+        shares = self.shares
+        key = self.key._replace(epoch=0) if shares.is_resident else self.key
+        group = self.groups[(self.settings.num_shares or 1) - 1]
+        sequence = EpisodeSequence.shuffled(self.table, key.of(), self.weight)
+        place = num_shards, shares.num_cursors, key.of(), shares.aligned, shares.rotation
+        pieces = share_out(sequence, [group], *place).pieces
+        return pieces, pieces.cursor // shares.num_cursors
+
+    def batches(
+        self,
+        order: RowOrder,
+        shard: int,
+        num_shards: int,
+        size: int | Any,
+    ) -> OrderBatches:
+        """The batches of a shard's order."""
+        num_rows, last_batch = self.num_rows(num_shards), self.settings.last_batch
+        if self.cost is None:
+            return SizedBatches(order, num_rows, size, last_batch)  # type: ignore[arg-type]
+        steps = self._steps(shard, num_shards)
+        key = key_of(Purpose.BATCHES, self.key.of(shard)) if self.settings.shuffle else None
+        return CostBatches(order, self.cost, self.limit, steps, num_rows, key, last_batch)  # type: ignore[arg-type]
+
+    def _steps(self, shard: int, num_shards: int) -> int:
+        """The batches of each shard; of this one alone with `last_batch="keep"`."""
+        cost, limit = self.cost, self.limit
+        assert cost is not None
+        if not len(cost):
+            return 0
+        is_alone = self.settings.last_batch == "keep"
+        shards = [shard] if is_alone else range(num_shards)
+        if not self.settings.shuffle or self.shares.is_permuted:
+            orders = [self.order(one, num_shards) for one in shards]
+            rows = [order.rows(0, order.num_rows) for order in orders]
+            if not self.settings.shuffle:
+                return num_in_order(cost, limit, rows)
+            counts = np.stack(
+                [np.bincount(limit.levels(cost[of]), minlength=limit.num_levels) for of in rows]
+            )
+            return steps_of_shards(limit, counts)
+        pieces, owner = self._pieces(num_shards)
+        counts = counts_of_shards(cost, limit, pieces.first, pieces.count, owner, num_shards)
+        return steps_of_shards(limit, counts[shard : shard + 1] if is_alone else counts)
+
+
+class _NoRows(RowOrder):
+    """The order of no rows."""
+
+    num_rows = 0
+
+    def rows(self, first: int, last: int) -> IntArray:  # noqa: ARG002
+        """See `RowOrder`."""
+        return _NO_ROWS
+
+    def left(self, number: int) -> tuple[IntArray, IntArray]:  # noqa: ARG002
+        """See `RowOrder`."""
+        return _NO_ROWS, _NO_ROWS
 
 
 class SharesPlan(Plan):
-    """The plan of one shard in one epoch, whose cursors read shares of it."""
+    """The plan of one shard in one epoch."""
 
     def _lay_out(self, table: ClipTable, segment: int) -> None:
+        settings, shard = self.settings, self.shard
         groups = frame_groups(self._episodes, self._windows)
-        self._table, order = _rows_of(self, table, segment, groups)
-        self._share_rounds = order.rounds if isinstance(order, SharedOrder) else None
-        cursor = none = np.zeros(0, np.int64)
-        runs = Runs(table.spec.stride, none, none, none, none, none)
-        if self._share_rounds is not None:
-            runs = _runs_of(self._table, self._share_rounds)
-            cursor = self._share_rounds.pieces.cursor[runs.run]
-        place = self._episodes, self._windows
-        self._cursors: _ShareCursors = _ShareCursors(runs, cursor, *place, self._share_rounds)
-        self.num_cursors = self._cursors.count
-        of_rows = self.num_clips - self.num_repeated
-        before = np.minimum(self._cursors.clips_before_rounds(), of_rows)
-        self.num_rounds = int(np.searchsorted(before, of_rows))
-        self._before = before[: self.num_rounds + 1]
-        self._before[-1] = self.num_clips
-        self._cursors.end_before(self.num_rounds)
-        self._resident_of_cursors = self._cursors.most_frames()
-        self._resident = self._resident_of_cursors.sum(axis=1).tolist()
+        key = EpochKey(settings.seed, self.epoch, segment)
+        rows = _Rows(RowTable.of(table), groups, settings, key, self.costs)
+        self._table, total = rows.table, len(rows.table)
+        if not segment and self.costs is None:
+            least = min(self._batch_size, self.batches.first_clip(1))
+            check_drop_last(total, replace(settings, batch_size=least), shard.count)
+        self._order = order = rows.order(shard.index, shard.count)
+        size: Any = self._batch_size
+        if self.batches.are_drawn:
+            size = self._drawn_sizes
+        self._order_batches = rows.batches(order, shard.index, shard.count, size)
+        self.num_batches, self.num_repeated = (
+            self._order_batches.num_batches,
+            self._order_batches.num_repeated,
+        )
+        if self.costs is not None and settings.drops and not (segment or self.num_batches):
+            raise ClipError(
+                'last_batch="drop" leaves no batch at all',
+                expected=f"at least {counted(shard.count, 'sample')}, one for each of the shards",
+                got=counted(total, "sample"),
+            )
+        emitted, ends = _NO_ROWS, _NO_ROWS
+        if self.costs is not None or self.num_repeated:
+            emitted, ends = self._order_batches.rows(0, self.num_batches)
+        self._emitted = None if self.costs is None else emitted
+        if self.costs is not None:
+            self.num_clips = len(emitted)
+            lengths = self.costs.lengths(self._table.samples(emitted))
+            self.batches = self.batches.arranged(ends, lengths)
+        elif settings.last_batch == "drop":
+            self.num_clips = self._rows_of(self.num_batches)
+        else:
+            self.num_clips = order.num_rows + self.num_repeated
+        self.num_dropped = max(0, order.num_rows + self.num_repeated - self.num_clips)
+        self._again = emitted[order.num_rows :] if self.costs is None else _NO_ROWS
+        self._of_shares = _rounds_of(order, self._table, settings.block_frames)
+        self.num_cursors = self._of_shares.num_cursors
+        self._lay_out_rounds()
+        self._resident = [1] * len(self._windows)
 
-    def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
-        order = np.lexsort((blocks.cursor, blocks.round))
-        return blocks.take(order), blocks.cursor[order]
+    def _drawn_sizes(self, batch: IntArray) -> IntArray:
+        draws = self.batches.draws
+        assert draws is not None
+        return draws.clips(self.batches.frames(batch))
 
-    def _clips(self, blocks: Blocks, position: IntArray) -> Clips:  # noqa: ARG002
-        if self._share_rounds is None or not len(blocks):
-            return Clips(*[np.zeros(0, np.int64)] * 9)
-        start, stop = int(blocks.round[0]), int(blocks.round[-1]) + 1
-        emitted = self._share_rounds.rows(start, stop)
-        number = np.arange(self._before[start], self._before[stop])
-        # Without the rows that are dropped, or with the last one once more.
-        index = np.minimum(number - self._before[start], len(emitted) - 1)
-        row, piece = emitted.row[index], emitted.piece[index]
-        pieces = self._share_rounds.pieces
-        of_runs = pieces.cursor[piece], piece, *self._table.locate(row)
-        of_batches = *self.batches.find(number), self._places(number)
-        in_cursors = pieces.begins[piece] + row - pieces.first[piece]
-        return Clips(*of_runs, *of_batches, self._table.samples(row), in_cursors)
+    def _rows_of(self, batch: int) -> int:
+        """The clips of so many batches."""
+        return self.batches.first_clip(batch)
 
+    def _lay_out_rounds(self) -> None:
+        """Set `num_rounds` and `_before`."""
+        if self._emitted is not None:
+            edges = np.arange(0, self.num_clips, _ROUND)
+            self._before = np.append(edges, self.num_clips)
+            self.num_rounds = len(edges)
+            return
+        usual = min(self.num_clips, self._order.num_rows)
+        before = _rows_before(self._of_shares)
+        before = np.append(before[: np.searchsorted(before, usual)], usual)
+        if self.num_clips > usual:  # the repeated rows
+            before = np.append(before, self.num_clips)
+        self._before, self.num_rounds = before, len(before) - 1
 
-class PermutedSharesPlan(ShuffledPlan):
-    """The plan of one shard in one epoch that is a permutation of rows; see `ShuffledPlan`."""
+    @property
+    def budget_use(self) -> BudgetUse | None:
+        """See `Plan`."""
+        if self.costs is None or self._emitted is None or not len(self._emitted):
+            return None
+        cost = self.costs.of(self._table.samples(self._emitted))
+        _, ends = self._order_batches.rows(0, self.num_batches)
+        return BudgetUse.of(cost, ends, self.costs)
 
-    def _lay_out(self, table: ClipTable, segment: int) -> None:
-        groups = frame_groups(self._episodes, self._windows)
-        rows, self._order_of_rows = _rows_of(self, table, segment, groups)
-        of_runs = rows.episode, rows.start, rows.count, rows.owner, rows.sample
-        self._mine = Runs(rows.stride, *of_runs, rows.sample_step)
-        self.num_rounds = num_shuffled_rounds(self.num_clips)
-        self.num_cursors = min(1, self.num_clips)
-        self._resident = [0] * len(self._windows)
+    def left(self, batches: int) -> tuple[IntArray, IntArray]:
+        """The rows that come after so many batches; see `OrderBatches`."""
+        return self._order_batches.left(batches)
+
+    # ---- for a store of frames
+
+    @property
+    def num_runs(self) -> int:
+        """See `Plan`."""
+        return len(self._of_shares.pieces)
 
     @cached_property
-    def _order(self) -> IntArray:
-        order = self._order_of_rows
-        number = np.minimum(np.arange(self.num_clips), order.num_rows - 1)
-        return order.rows(0, order.num_rows)[number]
+    def episode_of_run(self) -> IntArray:
+        """See `Plan`."""
+        return self._table.locate(self._of_shares.pieces.first)[0]
+
+    @cached_property
+    def cursor_of_run(self) -> IntArray:
+        """See `Plan`."""
+        return self._of_shares.pieces.cursor
+
+    @cached_property
+    def end_of_run(self) -> IntArray:
+        """See `Plan`."""
+        return self._of_shares.pieces.ends
+
+    def numbers_before(self, index: int) -> IntArray:
+        """See `Plan`."""
+        pieces = self._of_shares.pieces
+        if self._emitted is not None:
+            number = self._numbers(self._emitted[int(self._before[index]) :])
+            first = pieces.ends.copy()
+            np.minimum.at(first, np.searchsorted(pieces.ends, number, side="right"), number)
+            return first
+        if index >= self._of_shares.num_rounds:
+            return pieces.ends
+        emitted = self._of_shares.emitted(np.array([index]))[0]
+        passed = np.clip(emitted[pieces.cursor] - pieces.places, 0, pieces.count)
+        numbers: IntArray = pieces.begins + passed
+        return numbers
+
+    @property
+    def is_in_order(self) -> bool:  # type: ignore[override]
+        """See `Plan`."""
+        return self._emitted is None
+
+    def times(self, number: IntArray) -> IntArray:
+        """See `Plan`."""
+        return number if self._emitted is None else self._time[number]
+
+    @cached_property
+    def _time(self) -> IntArray:
+        """The place of each number among the clips, int64[rows]; the last one of repeated rows."""
+        assert self._emitted is not None
+        time = np.full(int(self._of_shares.pieces.ends[-1]), -1)
+        time[self._numbers(self._emitted)] = np.arange(len(self._emitted))
+        return time
+
+    def _numbers(self, row: IntArray) -> IntArray:
+        """The numbers of rows, int64[n] each."""
+        pieces, (order, first) = self._of_shares.pieces, self._by_first
+        piece = order[np.searchsorted(first, row, side="right") - 1]
+        return pieces.begins[piece] + row - pieces.first[piece]
+
+    @cached_property
+    def _by_first(self) -> tuple[IntArray, IntArray]:
+        """The pieces by their first rows, and these, int64[pieces] each."""
+        first = self._of_shares.pieces.first
+        order = np.argsort(first)
+        return order, first[order]
+
+    def keys(self, number: IntArray) -> ClipKeys:
+        """See `Plan`."""
+        _, row = self._of_shares.pieces.find(number)
+        episode, start = self._table.locate(row)
+        return ClipKeys(episode, start, self._table.samples(row), np.zeros_like(start))
+
+    @cached_property
+    def reach(self) -> int:
+        """See `Plan`."""
+        frames = 0
+        for grid, window in zip(self.grids, self._windows, strict=True):
+            if window.whole:
+                return len(self._table)
+            frames = max(frames, int(grid.max_chunk_frames.max(initial=1)) + 2 * window.span)
+        return frames // self._spec.stride + 2
+
+    def clips(self, start: int, stop: int) -> Clips:
+        """See `Plan`."""
+        begin, end = int(self._before[start]), int(self._before[stop])
+        rounds = self._of_shares
+        if self._emitted is not None:
+            row = self._emitted[begin:end]
+            number = self._numbers(row)
+            piece = np.searchsorted(rounds.pieces.ends, number, side="right")
+        else:
+            last = min(stop, rounds.num_rounds)
+            found = rounds.rows(start, last) if start < last else None
+            row, piece = (_NO_ROWS, _NO_ROWS) if found is None else (found.row, found.piece)
+            usual = min(end, self._order.num_rows) - begin
+            row, piece = row[: max(0, usual)], piece[: max(0, usual)]
+            if end > self._order.num_rows:
+                row = np.append(row, self._again)
+                more = self._numbers(self._again)
+                piece = np.append(piece, np.searchsorted(rounds.pieces.ends, more, side="right"))
+            number = rounds.pieces.begins[piece] + row - rounds.pieces.first[piece]
+        place = np.arange(begin, end)
+        of_runs = rounds.pieces.cursor[piece], piece, *self._table.locate(row)
+        of_batches = *self.batches.find(place), self._places(place)
+        return Clips(*of_runs, *of_batches, self._table.samples(row), number)
+
+    def clips_between(self, first: int, last: int) -> Clips:
+        """See `Plan`."""
+        index, skip = self.locate_clip(first)
+        stop = int(np.searchsorted(self._before, last, side="left"))
+        return self.clips(index, max(stop, index)).rows(skip, skip + last - first)
+
+    def merged(self, start: int, stop: int, *, loads: bool = True) -> Any:  # noqa: ARG002
+        """See `Plan`."""
+        from seqrecord.loader.sampling.plan import Round
+
+        return Round(start, self.clips(start, stop), ())
+
+    def _planned_runs(self) -> Runs:
+        return _runs_of(self._table, self._of_shares.pieces)
+
+    def _in_order(self, blocks: Any) -> Any:
+        raise NotImplementedError
+
+    def _clips(self, blocks: Any, position: Any) -> Any:
+        raise NotImplementedError
 
 
-class _ShareCursors(CursorSchedule):
-    """The cursors of a shard, whose blocks are those of `rounds`; `None` without clips."""
+class _PositionRounds:
+    """Rounds of an order without cursors: rows at consecutive places.
 
-    def __init__(
-        self,
-        runs: Runs,
-        cursor: IntArray,
-        episodes: EpisodeLayout,
-        windows: Sequence[Window],
-        rounds: CursorRounds | None,
-    ) -> None:
-        super().__init__(runs, cursor, episodes, windows)
-        self._rounds = rounds
-        self.num_rounds = 0 if rounds is None else rounds.num_rounds
+    Args:
+        order: of the shard.
+        table: whose rows have their numbers in it.
+    """
 
-    def first_clips(self, rounds: IntArray) -> IntArray:
-        """See `CursorSchedule`."""
-        if self._rounds is None:
-            return np.zeros((len(rounds), 0), np.int64)
-        clips: IntArray = self.begin + self._rounds.emitted(rounds[:, 0])
-        return np.minimum(clips, self.end)
+    def __init__(self, order: RowOrder, table: RowTable) -> None:
+        self._order, self.num_rows = order, order.num_rows
+        bounds = table.bounds if len(table) else np.zeros(1, np.int64)
+        self.pieces = Pieces(bounds[:-1], np.diff(bounds), np.zeros_like(bounds[:-1]))
+        self.num_cursors = min(1, len(table))
+        self.num_rounds = -(-order.num_rows // _ROUND)
 
-    def end_before(self, index: int) -> None:
-        """Remove the rounds from `index` on."""
-        self.end = self.first_clips(np.array([[index]]))[0]
-        self._end_runs(np.minimum(self._run_last_clip, self.end[self._cursor] - 1))
-        self.num_rounds = index
+    def before(self, rounds: IntArray) -> IntArray:
+        """The rows before rounds, int64[n]."""
+        return np.minimum(rounds * _ROUND, self.num_rows)
 
-    def most_frames(self) -> IntArray:
-        """The most frames of each group that each cursor has in a round, int64[groups, cursors]."""
-        most = np.zeros((len(self._windows), self.count), np.int64)
-        width = max(1, _BLOCKS_AT_ONCE // max(1, self.count))
-        for start in range(0, self.num_rounds, width):
-            stop = min(start + width, self.num_rounds)
-            for group, blocks in enumerate(self.blocks(start, stop)):
-                step = self._windows[group].frame_step
-                block = (blocks.round - start) * self.count + blocks.cursor
-                frames = -((blocks.loaded_before - blocks.loaded) // step)
-                # The first row of a block begins with frames of the block before.
-                is_first = np.diff(block, prepend=-1) != 0
-                frames -= np.where(is_first, (blocks.held - blocks.loaded_before) // step, 0)
-                sums = np.bincount(block, frames, (stop - start) * self.count)
-                of_rounds = sums.reshape(stop - start, self.count).astype(np.int64)
-                most[group] = np.maximum(most[group], of_rounds.max(axis=0))
-        return most
+    def emitted(self, rounds: IntArray) -> IntArray:
+        """See `CursorRounds`: no number is known to be passed."""
+        return np.zeros((len(rounds), 1), np.int64)
+
+    def rows(self, start: int, stop: int) -> RoundRows:
+        """See `CursorRounds`."""
+        row = self._order.rows(*self.before(np.array([start, stop])).tolist())
+        piece = np.searchsorted(self.pieces.ends, row, side="right")
+        return RoundRows(row, np.zeros_like(row), piece)
 
 
-def _rows_of(
-    plan: Plan, table: ClipTable, segment: int, groups: Sequence[FrameGroup]
-) -> tuple[RowTable, RowOrder]:
-    """The rows of an epoch, and their order in a plan's shard; sets the plan's numbers of clips."""
-    from torch.utils.data import get_worker_info
+class _SequenceRounds:
+    """Rounds of a `SequenceOrder`, with so many rows of each share."""
 
-    settings, shard, total = plan.settings, plan.shard, table.num_clips
-    if shard.workers > 1 or get_worker_info() is not None:
-        raise ClipError(
-            'order="shares" is for pipes without DataLoader workers',
-            expected="num_workers=0: a pipe has threads of its own",
-            got=f"{shard.workers} workers",
-        )
-    if not segment:
-        check_drop_last(total, settings, shard.count)
-    if settings.last_batch == "repeat" and 0 < total < shard.count:
-        raise ClipError(
-            'order="shares" has no clip for some ranks',
-            expected=f'at least {shard.count} clips; or last_batch="keep"',
-            got=f"{total} clips",
-        )
-    rows, size = RowTable.of(table), settings.batch_size or 1
-    key = EpochKey(settings.seed, plan.epoch, segment)
-    order: RowOrder = PermutedOrder(0, 0)
-    if total:
-        place = (settings.num_shares or 1) - 1
-        group = groups[place]
-        shares = _shares_of(settings)
-        order = order_of_shard(rows, [group], shares, key, shard.index, shard.count, size)
-    plan.num_repeated = 0
-    plan.num_clips = order.num_rows
-    if settings.last_batch == "repeat":
-        plan.num_repeated = -(-total // shard.count) - order.num_rows
-        plan.num_clips += plan.num_repeated
-    elif settings.drops:
-        plan.num_clips = total // shard.count // size * size
-    plan.num_dropped = max(0, order.num_rows - plan.num_clips)
-    plan.num_batches = plan.batches.count(plan.num_clips)
-    return rows, order
+    def __init__(self, order: SequenceOrder, step: int) -> None:
+        self._order, self.pieces, self.num_rows = order, order.pieces, order.num_rows
+        self._counts, self._step = order.counts, step
+        self.num_cursors = int((order.counts > 0).sum())
+        self.num_rounds = -(-int(order.counts.max(initial=0)) // step)
+
+    def before(self, rounds: IntArray) -> IntArray:
+        """The rows before rounds, int64[n]."""
+        return np.minimum(rounds * self._step * len(self._counts), self.num_rows)
+
+    def emitted(self, rounds: IntArray) -> IntArray:
+        """See `CursorRounds`."""
+        emitted: IntArray = np.minimum(rounds[:, None] * self._step, self._counts)
+        return emitted
+
+    def rows(self, start: int, stop: int) -> RoundRows:
+        """See `CursorRounds`."""
+        piece, row = self._order.find(*self.before(np.array([start, stop])).tolist())
+        return RoundRows(row, np.zeros_like(row), piece)
 
 
-def _runs_of(table: RowTable, rounds: CursorRounds) -> Runs:
+def _rounds_of(order: RowOrder, table: RowTable, block: int) -> Any:
+    """The rounds of an order."""
+    if isinstance(order, SharedOrder):
+        return order.rounds
+    if isinstance(order, SequenceOrder) and order.num_rows:
+        return _SequenceRounds(order, block)
+    return _PositionRounds(order, table)
+
+
+def _rows_before(rounds: Any) -> IntArray:
+    """The rows before each round, and before the end; int64[num_rounds + 1]."""
+    numbers = np.arange(rounds.num_rounds + 1)
+    if not isinstance(rounds, CursorRounds):
+        before: IntArray = rounds.before(numbers)
+        return before
+    width = max(1, _BLOCKS_AT_ONCE // max(1, rounds.num_cursors))
+    parts = [numbers[i : i + width] for i in range(0, len(numbers), width)]
+    return np.concatenate([rounds.emitted(part).sum(axis=1) for part in parts])
+
+
+def _runs_of(table: RowTable, pieces: Pieces) -> Runs:
     """The pieces of a shard as runs, a row for each run of the table in a piece."""
-    pieces, ends = rounds.pieces, np.cumsum(table.count)
+    ends = np.cumsum(table.count)
     stop = pieces.first + pieces.count
     low = np.searchsorted(ends, pieces.first, side="right")
     high = np.searchsorted(ends, stop - 1, side="right")
@@ -256,23 +541,6 @@ def _shares_of(settings: PlanSettings) -> ShareSettings:
     )
 
 
-@dataclass(frozen=True)
-class _SharesMemory(MemoryPlan):
-    """Memory of shares, which an epoch whose frames need more than the limit does not exceed."""
-
-    notice_level: ClassVar[int] = logging.WARNING
-
-    def memory(self, frames: Sequence[int]) -> Memory:
-        """See `MemoryPlan`. Raises `MemoryLimitError` for too many frames."""
-        if self.in_memory is None and (held := self.sizes.held(frames)) > self.max_arena:
-            raise MemoryLimitError(
-                "memory_limit is too small for the clips of this epoch",
-                expected=f"{format_size(held - self.max_arena)} more",
-                got=f"{format_size(self.max_arena)} for frames",
-            )
-        return super().memory(frames)
-
-
 @dataclass(frozen=True, eq=False)
 class _Fit:
     """The choice of settings for a memory limit; see `PlannedOrder.fit`."""
@@ -281,7 +549,6 @@ class _Fit:
     table: ClipTable
     episodes: EpisodeLayout
     windows: Sequence[Window]
-    make_plan: MakePlan
 
     @cached_property
     def rows(self) -> RowTable:
@@ -291,33 +558,39 @@ class _Fit:
     def groups(self) -> list[FrameGroup]:
         return frame_groups(self.episodes, self.windows, self.request.sizes.frames)
 
+    @cached_property
+    def _sequence(self) -> EpisodeSequence:
+        if self.request.settings.shuffle:
+            return EpisodeSequence.shuffled(self.rows, 0)
+        return EpisodeSequence.in_order(self.rows)
+
+    @cached_property
+    def _walks(self) -> list[CursorWalk]:
+        """A walk of each group, which counts frames."""
+        groups = [replace(group, nbytes=1, decoder_bytes=0) for group in self.groups]
+        return [CursorWalk(self._sequence, [group]) for group in groups]
+
     def plan_memory(self, limit: int, saved: PlanSettings | None, *, are_small: bool) -> MemoryPlan:
         """The settings with most cursors of all divisions of the limit."""
         best: MemoryPlan | None = None
-        request, least = self.request, 0
-        if limit <= request.sizes.beside_arena(1, 1):
-            least = request.sizes.held(self._frames(self._settings(ShareSettings(1, 1))))
-        for prefetch, loads, arena, _ in request.sizes.divisions(limit, least, *self._user):
+        request = self.request
+        least = request.sizes.held(self._frames_of_row)
+        for prefetch, loads, arena, room in request.sizes.divisions(limit, least, *self._user):
             of_request = request.settings, request.sizes
-            memory = _SharesMemory(*of_request, arena, prefetch, loads).with_all(
-                request.frames_in_memory
-            )
+            memory = MemoryPlan(*of_request, arena, prefetch, loads)
+            memory = memory.with_all(request.frames_in_memory)
             if saved is not None:
                 chosen = replace(memory, settings=saved)
-            elif memory.in_memory is not None and are_small:
+                if memory.in_memory is None and _stay(saved):
+                    least = request.limit_to_stay
+                    continue
+            elif memory.in_memory is not None and are_small and request.settings.shuffle:
                 settings = replace(request.settings, num_cursors=1, run_frames=None)
                 chosen = replace(memory, settings=settings)
             else:
-                chosen = self._chosen(memory)
+                chosen = self._chosen(memory, room)
             if chosen.in_memory is None:
-                if _stay(chosen.settings):
-                    least = request.limit_to_stay
-                    continue
-                frames = self._frames(chosen.settings)
-                if request.sizes.held(frames) > arena:
-                    least = request.sizes.held(frames)
-                    continue
-                chosen = replace(chosen, resident=frames)
+                chosen = replace(chosen, resident=self._frames(chosen.settings, arena))
             if best is None or chosen.settings.num_cursors > best.settings.num_cursors:
                 best = chosen
             if not best.of_memory:
@@ -331,29 +604,33 @@ class _Fit:
     def _user(self) -> tuple[str, str]:
         return self.request.what, self.request.url
 
-    def _chosen(self, memory: MemoryPlan) -> MemoryPlan:
-        """The settings for the arenas of a division."""
-        sizes, stays, room = self.request.sizes, memory.in_memory is not None, memory.max_arena
-        while True:
-            shares = self._choice(room, stays=stays)
-            settings = self._settings(shares, stays=stays)
-            if stays or shares.round_rows == 1:
-                break
-            # Chunks that are loaded whole, and cursors with most frames at different times, need
-            # more than the cursor that was walked.
-            held = sizes.held(self._frames(settings))
-            if held <= memory.max_arena:
-                break
-            room = min(room * memory.max_arena // held, room - 1 - room // 16)
+    def _chosen(self, memory: MemoryPlan, room: int) -> MemoryPlan:
+        """The settings for frames in `room` bytes."""
+        stays = memory.in_memory is not None
+        if not self.request.settings.shuffle:
+            return replace(memory, settings=self._in_order(room))
+        shares = self._choice(room, stays=stays)
+        settings = self._settings(shares, stays=stays)
         most = self._choice(1 << 62, stays=stays)
         of_memory = most.num_cursors > shares.num_cursors
         limited = None
         if self.request.num_cursors is None and self.request.shuffle_buffer is None:
-            limited = self._notice(shares, settings, most if of_memory else None, memory.max_arena)
+            limited = self._notice(shares, settings, most if of_memory else None, room)
         return replace(memory, settings=settings, limited=limited, of_memory=of_memory)
+
+    def _in_order(self, room: int) -> PlanSettings:
+        """The settings of an unshuffled epoch: blocks of `_LEAST_BLOCK` rows or a batch, as far as
+        memory allows.
+        """
+        block = max(self.request.settings.batch_size or 1, _LEAST_BLOCK)
+        while block > 1 and self.request.sizes.held(self._walked(1, block)) > room:
+            block //= 2
+        return self._settings(ShareSettings(1, block))
 
     def _choice(self, room: int, *, stays: bool) -> ShareSettings:
         request = self.request
+        if not len(self.rows):
+            return ShareSettings(1, 1)
         wanted = ShareRequest(
             self.rows,
             self.groups,
@@ -366,7 +643,7 @@ class _Fit:
         )
         try:
             return wanted.choose()
-        except MemoryLimitError:  # the engine needs other memory, which is checked
+        except MemoryLimitError:  # the store drops frames
             return ShareSettings(1, 1)
 
     def _settings(self, shares: ShareSettings, *, stays: bool = False) -> PlanSettings:
@@ -374,26 +651,48 @@ class _Fit:
             self.request.settings,
             num_cursors=shares.num_cursors,
             block_frames=shares.block_rows,
-            first_block_frames=shares.block_rows,
+            first_block_frames=1 + shares.rotation,
             run_frames=1 + round(shares.aligned * _ALIGNED_PARTS),
             num_shares=1 + self.groups.index(leading(self.groups)),
             # Several shards would keep theirs, whose frames today's planner does not count.
-            resident=stays and self.request.num_shards == 1,
+            resident=stays and self.request.num_shards == 1 and self.request.settings.shuffle,
         )
 
-    def _frames(self, settings: PlanSettings) -> tuple[int, ...]:
-        """The frames of each group in memory: those of all shards in epoch 0, and some more.
+    @cached_property
+    def _frames_of_row(self) -> tuple[int, ...]:
+        """The most frames of each group in one row."""
+        frames = []
+        for group in self.groups:
+            lengths = group.num_frames[self.rows.episode]
+            frames.append(int(min(len(group.offsets), lengths.max(initial=1))))
+        return tuple(frames)
 
-        Of a single row in memory, the most that any has.
+    def _walked(self, num_cursors: int, block: int) -> tuple[int, ...]:
+        """The frames of each group that cursors have, with those of chunks that are decoded
+        whole.
         """
-        count = self.request.num_shards
-        if settings.num_cursors * settings.block_frames == 1:
-            groups = self.request.stats.groups
-            spans = [(one.window.span + one.largest_chunk - 1, one.window) for one in groups]
-            return tuple(-(-span // window.frame_step) for span, window in spans)
-        plans = (self.make_plan(settings, Shard(index, count)) for index in range(count))
-        frames = [[group.max_resident_frames for group in plan.groups] for plan in plans]
-        return tuple(most + -(-most // _SPARE) for most in np.max(frames, axis=0).tolist())
+        if not len(self.rows):
+            return (1,) * len(self.groups)
+        counts = []
+        for group, walk in zip(self.groups, self._walks, strict=True):
+            frames = walk.total(num_cursors, block)
+            frames += num_cursors * (group.num_together(self.rows.episode) - 1)
+            counts.append(max(1, min(frames, num_used(self.rows, group))))
+        return tuple(counts)
+
+    def _frames(self, settings: PlanSettings, arena: int) -> tuple[int, ...]:
+        """The rows of each group: as many as its frames need, in equal parts of `arena` bytes if
+        these have less.
+        """
+        sizes = self.request.sizes
+        frames = self._walked(settings.num_cursors, settings.block_frames)
+        if (held := sizes.held(frames)) <= arena:
+            return frames
+        least = self._frames_of_row
+        room = max(0, arena - sizes.held(least))
+        more = [count - few for count, few in zip(frames, least, strict=True)]
+        held = max(1, sizes.held([max(0, one) for one in more]))
+        return tuple(few + max(0, one) * room // held for few, one in zip(least, more, strict=True))
 
     def _notice(
         self, shares: ShareSettings, settings: PlanSettings, most: ShareSettings | None, room: int
@@ -453,37 +752,12 @@ class SharesOrder(PlannedOrder):
     """`order="shares"`: equal shares of a shuffled sequence of episodes."""
 
     name = "shares"
-    keeps_shards = is_for_mixes = False
-    is_for_pipes = is_cursor_bound = True
-    rules: ClassVar[tuple[Rule[Any], ...]] = (
-        Rule(
-            lambda options: not options.shuffle,
-            'order="shares" is a shuffled order',
-            'shuffle=True; or order="clips"',
-        ),
-        Rule(
-            lambda options: options.budget is not None or options.draws is not None,
-            'order="shares" has batches of one size',
-            "an integer batch_size and clip_len",
-            lambda options: f"clip_len={options.clip_len}, batch_size={options.batch_size}",
-        ),
-        Rule(
-            lambda options: options.draws_sizes,
-            'order="shares" takes no BatchResize',
-            "Resize",
-            lambda options: repr_of(options.clip_transform, 100),
-        ),
-        Rule(
-            lambda options: options.lists_frames,
-            'order="shares" takes no lists of frames',
-            "samples with a column start",
-        ),
-    )
+    keeps_shards = False
+    is_cursor_bound = True
 
-    def plan_class(self, settings: PlanSettings, epoch: int, segment: int) -> type[Plan]:
+    def plan_class(self, settings: PlanSettings, epoch: int, segment: int) -> type[Plan]:  # noqa: ARG002
         """See `PlannedOrder`."""
-        is_permuted = settings.run_frames is None or (settings.resident and epoch and not segment)
-        return PermutedSharesPlan if is_permuted else SharesPlan
+        return SharesPlan
 
     def fit(
         self,
@@ -493,38 +767,51 @@ class SharesOrder(PlannedOrder):
         table: ClipTable,
         episodes: EpisodeLayout,
         windows: Sequence[Window],
-        make_plan: MakePlan,
+        make_plan: MakePlan,  # noqa: ARG002
         *,
         are_small: bool,
     ) -> MemoryPlan:
         """See `PlannedOrder`."""
-        if not request.settings.shuffle:
-            raise ClipError(
-                'order="shares" is a shuffled order', expected='shuffle=True; or order="clips"'
-            )
-        if any(window.whole or window.most_frames is not None for window in windows):
-            raise ClipError(
-                'order="shares" takes no windows that reach through their episode',
-                expected="offsets and seconds",
-            )
-        choice = _Fit(request, table, episodes, windows, make_plan)
+        choice = _Fit(request, table, episodes, windows)
         return choice.plan_memory(limit, saved, are_small=are_small)
 
     def returned(
         self,
-        table: ClipTable,  # noqa: ARG002
-        episodes: EpisodeLayout,  # noqa: ARG002
-        windows: Sequence[Window],  # noqa: ARG002
+        table: ClipTable,
+        episodes: EpisodeLayout,
+        windows: Sequence[Window],
         segment: EpochSegment,
-        place: tuple[int, int],  # noqa: ARG002
-        draws: BatchDraws | None,  # noqa: ARG002
-        costs: ClipCosts | None,  # noqa: ARG002
+        place: tuple[int, int],
+        draws: BatchDraws | None,
+        costs: ClipCosts | None,
     ) -> tuple[Runs, Iterable[slice | IntArray]]:
         """See `PlannedOrder`."""
-        raise StateError(
-            'order="shares" continues an epoch on the same ranks, with the same batch_size, only',
-            expected=f"{segment.ranks} ranks; or a state of the end of an epoch",
-        )
+        from seqrecord.loader.sampling.elastic import batches_of_shards  # ranks seldom change
+
+        (epoch, number), count = place, segment.ranks * segment.workers
+        plans = [
+            SharesPlan(
+                table,
+                episodes,
+                segment.settings,
+                epoch=epoch,
+                shard=Shard(index, count, segment.workers),
+                segment=number,
+                windows=windows,
+                draws=draws,
+                costs=costs,
+            )
+            for index in range(count)
+        ]
+        batches = batches_of_shards(segment, np.array([plan.num_batches for plan in plans]))
+        rows = RowTable.of(table)
+        is_left = np.zeros(len(rows), np.bool_)
+        if any(n < plan.num_batches for n, plan in zip(batches.tolist(), plans, strict=True)):
+            for plan, given in zip(plans, batches.tolist(), strict=True):
+                for first, length in zip(*map(np.ndarray.tolist, plan.left(given)), strict=True):
+                    is_left[first : first + length] = True
+        of_rows = rows.episode, rows.start, rows.count, rows.owner, rows.sample
+        return Runs(rows.stride, *of_rows, rows.sample_step), [np.flatnonzero(~is_left)]
 
 
 SHARES = SharesOrder()

@@ -6,8 +6,8 @@ epochs and seeds, and the frames that the cuts decode twice are counted.
 
 1. *Reading*: the most cursors that decode at most `USUAL_REREAD` of the frames twice, or at most
    `MOST_REREAD` while there are fewer than the clips of a batch.
-2. *Memory*: one cursor walks over rows of the table; its greatest memory, times the number of
-   cursors, fits into `room`, see `CursorWalk`.
+2. *Memory*: one cursor walks over rows of the table; its greatest memory, and the frames of a chunk
+   that are loaded with others, times the number of cursors, fit into `room`, see `CursorWalk`.
 3. *Phase*: if the mean phase of all cursors varies over the epoch by more than `MOST_PHASE` times
    what independent clips vary by, begins keep phases that keyframes do not have, as far as
    `MOST_REREAD` allows; if this does not suffice, there are fewer cursors. Only if a clip is short
@@ -196,7 +196,20 @@ class ShareRequest:
 
     def _total(self, num_cursors: int, block: int) -> int:
         """The most bytes of all cursors of a process."""
-        return 0 if self.keeps_frames else self._walk.total(num_cursors, block)
+        if self.keeps_frames:
+            return 0
+        needed = self._walk.total(num_cursors, block) + num_cursors * self._together
+        return min(needed, self._used_bytes + num_cursors * self._decoder_bytes)
+
+    @cached_property
+    def _together(self) -> int:
+        """The bytes of frames that a cursor has since they are loaded with others."""
+        episode = self.table.episode
+        return sum(one.nbytes * (one.num_together(episode) - 1) for one in self.groups)
+
+    @property
+    def _decoder_bytes(self) -> int:
+        return sum(group.decoder_bytes for group in self.groups)
 
     def _longest_gap(self) -> tuple[int | None, float]:
         """The longest gap of a cursor that fits, of which no load is ahead; `None` if frames stay.
