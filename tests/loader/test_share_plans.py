@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,8 @@ from seqrecord import (
     Budget,
     ClipError,
     Seconds,
-    SeqRecordIterableDataset,
     SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordNode,
     SeqRecordPipe,
-    StateError,
 )
 from seqrecord.errors import MemoryLimitError
 from tests.kit.clip_data import all_names, begun, digest, digests, minimum_memory, names, resumed
@@ -290,70 +286,109 @@ def test_one_warning_says_that_much_is_decoded_twice(
     assert "of the frames are decoded twice, where clips of 4 shards begin" in warning.message
 
 
-# ---- what it refuses
+# ---- other arguments
 
-
-REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "stored order": (partial(shares, shuffle=False), "is a shuffled order"),
-    "budget": (partial(shares, batch_size=Budget(16)), "batches of one size"),
-    "drawn lengths": (partial(shares, clip_len=(2, 4)), "batches of one size"),
-    "lists": (
-        partial(shares, clip_len=None, samples={"episode": ["set/0"], "frames": [[1, 5]]}),
-        "no lists of frames",
-    ),
-    "anchors": (
-        partial(
-            shares,
-            clip_len=None,
-            windows={"image": [0, seqrecord.At("goal")]},
-            samples={"episode": ["set/0"], "start": [0], "goal": [9]},
-        ),
-        "reach through their episode",
-    ),
-    "iterable dataset": (
-        partial(SeqRecordIterableDataset, clip_len=4, order="shares"),
-        "order='shares' is for pipes",
-    ),
-    "node": (partial(SeqRecordNode, clip_len=4, order="shares"), "order='shares' is for pipes"),
-    "mix": (
-        lambda path: SeqRecordMix({"a": shares(path, batch_size=None)}, batch_size=2),
-        "gives shares",
-    ),
-    "workers": (
-        lambda path: next(iter(DataLoader(shares(path), batch_size=None, num_workers=1))),
-        "without DataLoader workers",
-    ),
-    "no clip for a rank": (
-        lambda path: list(shares(path, episodes=["set/3"], rank=(0, 9))),
-        "no clip for some ranks",
-    ),
+TABLE = {"episode": ["set/0"] * 18, "frames": [[i, i + 1, i + 4] for i in range(18)]}
+ANCHORS = {"episode": ["set/0"] * 20, "start": [*range(20)], "goal": [25] * 20}
+OTHERS: dict[str, dict[str, Any]] = {
+    "stored order": {"shuffle": False},
+    "single clips": {"batch_size": None},
+    "budget": {"batch_size": Budget(16, padded=False)},
+    "costs": {
+        "batch_size": Budget(40, "cost"),
+        "memory_limit": 4 * LIMIT,
+        "samples": {
+            "episode": ["set/0"] * 20,
+            "start": [*range(20)],
+            "cost": [1 + 7 * (i % 3) for i in range(20)],
+        },
+    },
+    "lists": {"clip_len": None, "samples": TABLE},
+    "anchors": {
+        "clip_len": None,
+        "windows": {"image": [0, seqrecord.At("goal")], "pose": [0, seqrecord.At("goal")]},
+        "samples": ANCHORS,
+    },
 }
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        pytest.param(*case, id=name, marks=pytest.mark.slow if name == "workers" else ())
-        for name, case in REFUSED.items()
-    ],
-)
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_clips_come_once_on_all_ranks(images: Path, name: str, count: int) -> None:
+    options = {"memory_limit": LIMIT, "last_batch": "keep", **OTHERS[name]}
+    clips = Counter[tuple[str, int]]()
+    values: dict[tuple[str, int], torch.Tensor] = {}
+    for batch in shares(images / "encoded", order="clips", **options):
+        batch = batch if options.get("batch_size", 1) is not None else _batch_of(batch)
+        clips.update(names(batch))
+        values |= dict(zip(names(batch), batch["image"], strict=True))
+    for pipe in ranks(images / "encoded", count, **options):
+        for batch in pipe:
+            batch = batch if options.get("batch_size", 1) is not None else _batch_of(batch)
+            for place, clip in enumerate(names(batch)):
+                assert torch.equal(batch["image"][place], values[clip])
+            clips.subtract(names(batch))
+    assert not any(clips.values())
+
+
+def _batch_of(clip: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "episode": [clip["episode"]],
+        "start": torch.tensor([clip["start"]]),
+        "image": clip["image"][None],
+    }
+
+
+def test_the_stored_order_is_that_of_the_episodes(images: Path) -> None:
+    found = all_names(shares(images / "raw", shuffle=False, memory_limit=LIMIT))
+    plain = all_names(
+        SeqRecordPipe(images / "raw", clip_len=4, batch_size=4, features=["image"], shuffle=False)
+    )
+    assert found == plain
+
+
+def test_a_drawn_length_has_its_frames(images: Path) -> None:
+    pipe = shares(images / "raw", clip_len=(2, 4), memory_limit=LIMIT)
+    expected = by_number(images / "raw")
+    lengths = set()
+    for batch in pipe:
+        lengths.add(batch["image"].shape[1])
+        for place, name in enumerate(names(batch)):
+            if name in expected:
+                frames = expected[name]["image"][: batch["image"].shape[1]]
+                assert torch.equal(batch["image"][place], frames)
+    assert lengths == {2, 3, 4}
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_other_arguments_are_refused(
-    images: Path, make: Callable[[Path], object], message: str
-) -> None:
-    with pytest.raises(ClipError, match=message):
-        make(images / "raw")
+def test_workers_share_an_epoch(images: Path) -> None:
+    loader = DataLoader(shares(images / "raw", last_batch="keep"), batch_size=None, num_workers=2)
+    assert sorted(all_names(loader)) == sorted(by_number(images / "raw"))
 
 
-def test_another_order_is_refused_later(images: Path) -> None:
-    pipe = shares(images / "raw", memory_limit=LIMIT)
-    begun(pipe, 2)
-    state = pipe.state_dict()
-    other = resumed(shares(images / "raw", memory_limit=LIMIT, rank=(0, 2)), state)
-    with pytest.raises(StateError, match="continues an epoch on the same ranks"):
-        next(iter(other))
-    with pytest.raises(ClipError, match="is a shuffled order"):
-        pipe.set_shuffle(False)
+@pytest.mark.parametrize("budget", [None, Budget(24, padded=False)])
+@pytest.mark.parametrize("before", [1, 3])
+def test_other_ranks_get_the_rest_of_an_epoch(images: Path, before: int, budget: Any) -> None:
+    options = {"memory_limit": LIMIT, "last_batch": "keep"}
+    options |= {"batch_size": budget} if budget else {}
+    pipes = ranks(images / "raw", before, **options)
+    found = [name for pipe in pipes for batch in islice(pipe, 2) for name in names(batch)]
+    state = pipes[0].state_dict()
+    for pipe in ranks(images / "raw", 2, **options):
+        found += all_names(resumed(pipe, state))
+    assert sorted(found) == sorted(by_number(images / "raw"))
+
+
+def test_ranks_with_fewer_clips_repeat_some(images: Path) -> None:
+    clips = [
+        all_names(shares(images / "raw", episodes=["set/3"], rank=(index, 40)))
+        for index in range(40)
+    ]
+    assert {len(of_rank) for of_rank in clips} == {1}
+    assert {name for of_rank in clips for name in of_rank} == {
+        name for name in by_number(images / "raw") if name[0] == "set/3"
+    }
 
 
 def test_no_message_names_it() -> None:

@@ -12,6 +12,7 @@ For the first batch, only its own frames are loaded.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from bisect import bisect_left
 from collections import deque
@@ -66,9 +67,13 @@ from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.tables.grids import ragged_arange, run_bounds
+from seqrecord.store.text import shown_place
 
 if TYPE_CHECKING:
     from seqrecord.loader.engine.vectors import VectorSteps
+
+_logger = logging.getLogger("seqrecord")
+_warned = set[str]()  # datasets of which this process has dropped frames
 
 Slots: TypeAlias = Callable[[Clips, int], tuple[IntArray, IntArray]]
 """Maps clips to batches and slots, int64[clips] each, given the number of the first clip in the
@@ -293,6 +298,7 @@ class Executor:
         while number < end and (step := self._steps.pop()) is not None:
             loads.place(step)
             while step.is_waiting:
+                self._warn()
                 loads.start()
                 loads.wait()
                 step, *rest = store.make_room(step, self._steps.seen)
@@ -309,6 +315,17 @@ class Executor:
             loads.wait()
             store.finish(step)
             number, loads = number + count, ahead
+
+    def _warn(self) -> None:
+        """Log one warning that frames are dropped."""
+        place = shown_place(self.job.dataset.url)
+        if place not in _warned:
+            _warned.add(place)
+            _logger.warning(
+                "%s: memory_limit leaves no room for the frames of a round: some are dropped, and "
+                "decoded again; a larger memory_limit, or shorter clips, decode each once",
+                place,
+            )
 
     def _emit(
         self, step: Step, count: int, number: int, loads: _StepLoads, ahead: _StepLoads

@@ -18,9 +18,10 @@ rotation, from 1.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -49,7 +50,6 @@ from seqrecord.loader.sampling.order_batches import (
     steps_of_shards,
 )
 from seqrecord.loader.sampling.plan import Clips, MakePlan, Plan, PlannedOrder
-from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.runs import Runs, Shard, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws
@@ -176,7 +176,7 @@ class _Rows:
         if self.cost is None:
             return SizedBatches(order, num_rows, size, last_batch)  # type: ignore[arg-type]
         steps = self._steps(shard, num_shards)
-        key = key_of(Purpose.BATCHES, self.key.of(shard)) if self.settings.shuffle else None
+        key = self.key.of(shard) if self.settings.shuffle else None
         return CostBatches(order, self.cost, self.limit, steps, num_rows, key, last_batch)  # type: ignore[arg-type]
 
     def _steps(self, shard: int, num_shards: int) -> int:
@@ -255,9 +255,11 @@ class SharesPlan(Plan):
         else:
             self.num_clips = order.num_rows + self.num_repeated
         self.num_dropped = max(0, order.num_rows + self.num_repeated - self.num_clips)
-        self._again = emitted[order.num_rows :] if self.costs is None else _NO_ROWS
         self._of_shares = _rounds_of(order, self._table, settings.block_frames)
-        self.num_cursors = self._of_shares.num_cursors
+        self._pieces = _with_single_rows(
+            self._of_shares.pieces, emitted[len(emitted) - self.num_repeated :]
+        )
+        self.num_cursors = int(self._pieces.cursor.max(initial=-1)) + 1
         self._lay_out_rounds()
         self._resident = [1] * len(self._windows)
 
@@ -299,40 +301,52 @@ class SharesPlan(Plan):
 
     # ---- for a store of frames
 
+    def most_loaded(self) -> tuple[int, ...]:
+        """See `Plan`: in equal parts."""
+        groups = frame_groups(self._episodes, self._windows)
+        return tuple(
+            -(-num_used(self._table, group) // max(1, self.num_cursors)) for group in groups
+        )
+
     @property
     def num_runs(self) -> int:
         """See `Plan`."""
-        return len(self._of_shares.pieces)
+        return len(self._pieces)
 
     @cached_property
     def episode_of_run(self) -> IntArray:
         """See `Plan`."""
-        return self._table.locate(self._of_shares.pieces.first)[0]
+        return self._table.locate(self._pieces.first)[0]
 
     @cached_property
     def cursor_of_run(self) -> IntArray:
         """See `Plan`."""
-        return self._of_shares.pieces.cursor
+        return self._pieces.cursor
 
     @cached_property
     def end_of_run(self) -> IntArray:
         """See `Plan`."""
-        return self._of_shares.pieces.ends
+        return self._pieces.ends
 
     def numbers_before(self, index: int) -> IntArray:
         """See `Plan`."""
-        pieces = self._of_shares.pieces
+        pieces, rounds = self._pieces, self._of_shares
         if self._emitted is not None:
-            number = self._numbers(self._emitted[int(self._before[index]) :])
-            first = pieces.ends.copy()
+            number = self._numbers[int(self._before[index]) :]
+            first: IntArray = pieces.ends.copy()
             np.minimum.at(first, np.searchsorted(pieces.ends, number, side="right"), number)
             return first
-        if index >= self._of_shares.num_rounds:
-            return pieces.ends
-        emitted = self._of_shares.emitted(np.array([index]))[0]
-        passed = np.clip(emitted[pieces.cursor] - pieces.places, 0, pieces.count)
-        numbers: IntArray = pieces.begins + passed
-        return numbers
+        first = pieces.begins.copy()
+        usual = rounds.pieces
+        emitted = rounds.emitted(np.array([min(index, rounds.num_rounds)]))[0]
+        first[: len(usual)] += np.clip(emitted[usual.cursor] - usual.places, 0, usual.count)
+        return first
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """See `Plan`: permuted batches are mixed from all clips."""
+        counts, is_permuted = super().counts, isinstance(self._of_shares, _PositionRounds)
+        return {**counts, "num_interleaved": self.num_clips} if is_permuted else counts
 
     @property
     def is_in_order(self) -> bool:  # type: ignore[override]
@@ -341,32 +355,31 @@ class SharesPlan(Plan):
 
     def times(self, number: IntArray) -> IntArray:
         """See `Plan`."""
-        return number if self._emitted is None else self._time[number]
+        return number if self._emitted is None else self._times[number]
 
     @cached_property
-    def _time(self) -> IntArray:
-        """The place of each number among the clips, int64[rows]; the last one of repeated rows."""
+    def _times(self) -> IntArray:
+        """The place of each number among the clips, int64[rows]; -1 for dropped ones."""
+        times = np.full(int(self._pieces.ends[-1]) if len(self._pieces) else 0, -1)
+        times[self._numbers] = np.arange(self.num_clips)
+        return times
+
+    @cached_property
+    def _numbers(self) -> IntArray:
+        """The numbers of the clips with a budget, int64[clips]."""
         assert self._emitted is not None
-        time = np.full(int(self._of_shares.pieces.ends[-1]), -1)
-        time[self._numbers(self._emitted)] = np.arange(len(self._emitted))
-        return time
-
-    def _numbers(self, row: IntArray) -> IntArray:
-        """The numbers of rows, int64[n] each."""
-        pieces, (order, first) = self._of_shares.pieces, self._by_first
-        piece = order[np.searchsorted(first, row, side="right") - 1]
-        return pieces.begins[piece] + row - pieces.first[piece]
-
-    @cached_property
-    def _by_first(self) -> tuple[IntArray, IntArray]:
-        """The pieces by their first rows, and these, int64[pieces] each."""
-        first = self._of_shares.pieces.first
-        order = np.argsort(first)
-        return order, first[order]
+        usual = self.num_clips - self.num_repeated
+        pieces = self._of_shares.pieces
+        order = np.argsort(pieces.first)
+        row = self._emitted[:usual]
+        piece = order[np.searchsorted(pieces.first[order], row, side="right") - 1]
+        number = pieces.begins[piece] + row - pieces.first[piece]
+        end = int(self._pieces.ends[-1]) if len(self._pieces) else 0
+        return np.append(number, np.arange(end - self.num_repeated, end))
 
     def keys(self, number: IntArray) -> ClipKeys:
         """See `Plan`."""
-        _, row = self._of_shares.pieces.find(number)
+        _, row = self._pieces.find(number)
         episode, start = self._table.locate(row)
         return ClipKeys(episode, start, self._table.samples(row), np.zeros_like(start))
 
@@ -383,24 +396,19 @@ class SharesPlan(Plan):
     def clips(self, start: int, stop: int) -> Clips:
         """See `Plan`."""
         begin, end = int(self._before[start]), int(self._before[stop])
-        rounds = self._of_shares
         if self._emitted is not None:
-            row = self._emitted[begin:end]
-            number = self._numbers(row)
-            piece = np.searchsorted(rounds.pieces.ends, number, side="right")
+            number = self._numbers[begin:end]
         else:
-            last = min(stop, rounds.num_rounds)
-            found = rounds.rows(start, last) if start < last else None
-            row, piece = (_NO_ROWS, _NO_ROWS) if found is None else (found.row, found.piece)
-            usual = min(end, self._order.num_rows) - begin
-            row, piece = row[: max(0, usual)], piece[: max(0, usual)]
-            if end > self._order.num_rows:
-                row = np.append(row, self._again)
-                more = self._numbers(self._again)
-                piece = np.append(piece, np.searchsorted(rounds.pieces.ends, more, side="right"))
-            number = rounds.pieces.begins[piece] + row - rounds.pieces.first[piece]
+            rounds, usual = self._of_shares, self.num_clips - self.num_repeated
+            found = rounds.rows(start, min(stop, rounds.num_rounds))
+            of_piece = rounds.pieces.begins - rounds.pieces.first
+            number = (of_piece[found.piece] + found.row)[: max(0, min(end, usual) - begin)]
+            if end > usual:
+                last = int(self._pieces.ends[-1])
+                number = np.append(number, np.arange(last - self.num_repeated, last))
+        piece, row = self._pieces.find(number)
         place = np.arange(begin, end)
-        of_runs = rounds.pieces.cursor[piece], piece, *self._table.locate(row)
+        of_runs = self._pieces.cursor[piece], piece, *self._table.locate(row)
         of_batches = *self.batches.find(place), self._places(place)
         return Clips(*of_runs, *of_batches, self._table.samples(row), number)
 
@@ -417,7 +425,7 @@ class SharesPlan(Plan):
         return Round(start, self.clips(start, stop), ())
 
     def _planned_runs(self) -> Runs:
-        return _runs_of(self._table, self._of_shares.pieces)
+        return _runs_of(self._table, self._pieces)
 
     def _in_order(self, blocks: Any) -> Any:
         raise NotImplementedError
@@ -478,6 +486,15 @@ class _SequenceRounds:
         """See `CursorRounds`."""
         piece, row = self._order.find(*self.before(np.array([start, stop])).tolist())
         return RoundRows(row, np.zeros_like(row), piece)
+
+
+def _with_single_rows(pieces: Pieces, rows: IntArray) -> Pieces:
+    """Pieces, and one more for each of some rows, int64[n], for the first cursor."""
+    if not len(rows):
+        return pieces
+    ones = np.ones_like(rows)
+    columns = zip((pieces.first, pieces.count, pieces.cursor), (rows, ones, 0 * ones), strict=True)
+    return Pieces(*map(np.concatenate, columns))
 
 
 def _rounds_of(order: RowOrder, table: RowTable, block: int) -> Any:
@@ -541,6 +558,13 @@ def _shares_of(settings: PlanSettings) -> ShareSettings:
     )
 
 
+@dataclass(frozen=True)
+class _SharesMemory(MemoryPlan):
+    """Memory of shares, which is too little for good batches seldom, and then with a warning."""
+
+    notice_level: ClassVar[int] = logging.WARNING
+
+
 @dataclass(frozen=True, eq=False)
 class _Fit:
     """The choice of settings for a memory limit; see `PlannedOrder.fit`."""
@@ -577,7 +601,7 @@ class _Fit:
         least = request.sizes.held(self._frames_of_row)
         for prefetch, loads, arena, room in request.sizes.divisions(limit, least, *self._user):
             of_request = request.settings, request.sizes
-            memory = MemoryPlan(*of_request, arena, prefetch, loads)
+            memory: MemoryPlan = _SharesMemory(*of_request, arena, prefetch, loads)
             memory = memory.with_all(request.frames_in_memory)
             if saved is not None:
                 chosen = replace(memory, settings=saved)
@@ -701,6 +725,8 @@ class _Fit:
         are settings with enough memory, if these have more cursors than those for `room` bytes.
         """
         size, rows, count = settings.batch_size or 1, self.rows, self.request.num_shards
+        if not len(rows):
+            return None
         group = self.groups[(settings.num_shares or 1) - 1]
         key = EpochKey(settings.seed, 0)
         order = order_of_shard(rows, [group], shares, key, 0, count, size)
