@@ -9,7 +9,7 @@ Read first, in this order:
 - `pipes.make_view`: from options to clips; `clips.sample_tables`: tables of samples.
 - `sampling.plan`, `sampling.epoch`, `sampling.runs`: the plan of an epoch.
 - `pipes.epochs`, `pipes.states`: positions, ranks, workers and resume.
-- `engine.executor`: the loop over rounds; `engine.stores`: rows of decoded frames.
+- `engine.executor`: the loop over rounds; `engine.frame_store`: rows of decoded frames.
 - `engine.chunk_loader`: loads of chunks; `engine.buffers`: gathers into batches.
 
 `mixing` adds mixes of datasets. Other parts add columns of images (`pipes.registered_columns`),

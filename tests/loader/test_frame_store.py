@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.clips.frames import ClipFrames, ClipKeys, OffsetWindow
 from seqrecord.loader.clips.tables import IntArray
-from seqrecord.loader.engine.frame_store import FrameStore, RunFrames, Step
+from seqrecord.loader.engine.arena import Arena as EngineArena
+from seqrecord.loader.engine.frame_rows import FrameLookup, FrameRows
+from seqrecord.loader.engine.frame_store import (
+    FrameStore,
+    ResidentFrames,
+    RunFrames,
+    Step,
+    StepFrames,
+    StepStore,
+)
 from seqrecord.loader.engine.frame_table import FrameTable, Rows
 from seqrecord.loader.engine.loads import AssignedLoad
 from seqrecord.loader.frames.array_specs import ArraySpec
@@ -285,3 +294,104 @@ def test_rows_of_a_cursor_are_beside_each_other() -> None:
         assert before is not None
         assert before.tolist() == [0, 1, 2]
         assert after is not None
+
+
+def frame_number(episode: IntArray | int, frame: IntArray) -> IntArray:
+    return np.asarray(episode) * NUM_FRAMES + frame
+
+
+def load_numbers(loads: Sequence[AssignedLoad], loaded: Counter[int]) -> None:
+    """As a loader: writes the number of each frame into its rows."""
+    for _, load, target, frames, rows, _ in loads:
+        numbers = frame_number(load.episode, frames)
+        loaded.update(numbers.tolist())
+        is_arena = isinstance(target, EngineArena)
+        for name in target.specs if is_arena else target:
+            target[name][rows, 0] = numbers
+        if is_arena:
+            target.is_read[rows] = True
+
+
+clips_of_calls = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, NUM_FRAMES - 1)), min_size=1, max_size=9
+)
+
+
+def call_clips(of_call: list[tuple[int, int]]) -> Clips:
+    episode, start = (np.array(column) for column in zip(*of_call, strict=True))
+    zeros, place = np.zeros_like(start), np.arange(len(start))
+    return Clips(zeros, zeros, episode, start, zeros, place, place, place, place)
+
+
+@given(
+    clips_of_calls,
+    st.lists(st.integers(-4, 6), min_size=1, max_size=5),
+    st.sampled_from((1, 4, 7, 40)),
+    st.booleans(),
+)
+def test_each_frame_of_a_call_is_loaded_once(
+    of_call: list[tuple[int, int]], offsets: list[int], chunk_frames: int, direct: bool
+) -> None:
+    """In rows of an arena, and in those of the batch."""
+    clips = call_clips(of_call)
+    windows: dict[str, Any] = dict.fromkeys("ab", OffsetWindow.of(offsets))
+    clip_frames = ClipFrames(windows, np.full(3, NUM_FRAMES))
+    grids = [ChunkGrid(np.full(3, chunk_frames), np.arange(3) * NUM_FRAMES)]
+    spec = ArraySpec(np.dtype(np.int64), (1,))
+    step_frames = StepFrames(
+        grids,
+        clip_frames,
+        clip_frames.by_window("ab"),
+        clips,
+        FrameLookup(clips.keys, clip_frames),
+        lambda num_rows: EngineArena({"a": spec}, num_rows),
+        {"b": np.full((len(of_call) * len(offsets), 1), -1)} if direct else {},
+    )
+    store, loaded = StepStore(clip_frames, [step_frames]), Counter[int]()
+    step = store.step(clips)
+    load_numbers(store.place(step), loaded)
+    for copy in step_frames.repeats():
+        copy.do()
+    frames = clip_frames.find("a", clips.keys).frames
+    wanted = frame_number(clips.episode[:, None], frames)
+    [source] = store.find(step)
+    assert source.features == ("a",)
+    assert (source.arena["a"][source.rows, 0] == wanted).all()
+    assert set(loaded) == set(wanted.ravel().tolist())
+    assert max(loaded.values()) == 1
+    if direct:
+        [in_batch] = step_frames.direct.values()
+        assert (in_batch[:, 0] == wanted.ravel()).all()
+
+
+@given(st.lists(clips_of_calls, min_size=1, max_size=5), st.sampled_from((0, 3, 8)), st.booleans())
+def test_calls_load_resident_frames_once(
+    calls: list[list[tuple[int, int]]], block_frames: int, fails: bool
+) -> None:
+    """Neighbours with them; frames of a load that failed are loaded by the next call."""
+    clip_frames = ClipFrames({"a": OffsetWindow.of([0, 1])}, np.full(3, NUM_FRAMES))
+    rows = FrameRows.of_episodes(np.full(3, NUM_FRAMES), np.arange(3))
+    arena = EngineArena({"a": ArraySpec(np.dtype(np.int64), (1,))}, rows.num_rows)
+    grid, loaded = ChunkGrid(np.full(3, 16), np.arange(3) * NUM_FRAMES), Counter[int]()
+    resident = ResidentFrames(grid, clip_frames, arena, rows, None, block_frames=block_frames)
+    store, used = StepStore(clip_frames, [resident]), set[int]()
+    if fails:
+        store.place(store.step(call_clips(calls[0])))
+    for of_call in calls:
+        clips = call_clips(of_call)
+        frames = clip_frames.find("a", clips.keys).frames
+        wanted = frame_number(clips.episode[:, None], frames)
+        exact = store.step(clips, exact=True)
+        step = store.step(clips)
+        missing = {int(n) for n in wanted.ravel() if not arena.is_read[n]}
+        assert sum(len(load.frames) for load in exact.loads) == len(missing)
+        load_numbers(store.place(step), loaded)
+        resident.end_loads()
+        used |= set(wanted.ravel().tolist())
+        [source] = store.find(step)
+        assert (source.arena["a"][source.rows, 0] == wanted).all()
+    assert max(loaded.values()) == 1
+    assert set(loaded) >= used
+    if not block_frames:
+        assert set(loaded) == used
+    assert resident.nbytes == 8 * len(loaded)

@@ -246,7 +246,7 @@ def test_a_frame_without_a_row_is_never_another_frame(
     style: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if a function returned other samples than when rows were counted."""
-    place = "clips_by_number" if style == "map" else "planning"
+    place = "map_clips" if style == "map" else "planning"
     of_all = f"seqrecord.loader.pipes.{place}.frame_rows"
     frame_rows = resolve_name(of_all)
 

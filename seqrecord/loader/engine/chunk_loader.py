@@ -379,10 +379,6 @@ class ChunkLoader:
         row_load = RowLoad(load.group, *chunks, rows, items[0].target)
         self._keep(load, self._load_rows(row_load, len(items), fetched))
 
-    def load(self, row_load: RowLoad, num_chunks: int) -> None:
-        """Load frames from any chunks in one group into arena rows."""
-        self._fetcher.release(self._load_rows(row_load, num_chunks, None))
-
     def _load_rows(
         self, row_load: RowLoad, num_loads: int, fetched: Fetched | None
     ) -> Fetched | None:

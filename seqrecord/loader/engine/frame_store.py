@@ -1,7 +1,7 @@
-"""The frames of a plan: which loads its clips need, and in which rows their frames are.
+"""The frames of clips: which loads they need, and in which rows they are.
 
-The clips of a plan come in *steps*. A step looks its frames up, loads those that are in no row,
-copies its clips, and frees the frames whose last clip it had::
+The clips of a plan come in *steps*; those of a call by number are one step. A step looks its frames
+up, loads those that are in no row, copies its clips, and frees the frames whose last clip it had::
 
     step 0    look up -> load -> copy -> free
     step 1       look up -> load ...... -> copy -> free
@@ -12,6 +12,7 @@ in a mapped file. So a group has one or two `GroupFrames`::
     RunFrames        rows of an arena, which frames of runs take and leave, see `frame_table`
     ResidentFrames   a row for each frame that clips of the shard may use in any epoch
     MappedFrames     rows in mapped files, which loads check; large ones are touched anew
+    StepFrames       rows for the frames of one step, as for a call: of an arena, or of the batch
 
 All loads of a chunk in a run are one: it has all frames of the chunk that later clips of the run
 use. Where too few rows are free, frames that the step does not use are dropped, and loaded again.
@@ -20,9 +21,10 @@ use. Where too few rows are free, frames that the step does not use are dropped,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from functools import partial
+from itertools import accumulate, chain, pairwise
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
@@ -31,7 +33,7 @@ import numpy.typing as npt
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.clips.frames import ClipFrames
 from seqrecord.loader.clips.tables import IntArray
-from seqrecord.loader.engine.batches import ClipRows
+from seqrecord.loader.engine.batches import ClipRows, Copy
 from seqrecord.loader.engine.frame_rows import FrameLookup, FrameRows
 from seqrecord.loader.engine.frame_table import ASKED, NO_ROW, FrameTable, Rows
 from seqrecord.loader.engine.loads import BY_USE, AssignedLoad, Load
@@ -54,7 +56,7 @@ FrameCheck: TypeAlias = Callable[[MappedArena, IntArray, IntArray], None]
 """Checks mapped frames, by rows of the chunk table and stored numbers; see `ChunkLoader.check`."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Step:
     """Clips that are loaded together.
 
@@ -86,7 +88,7 @@ class Step:
 
 
 class GroupFrames(ABC):
-    """The frames of features in one group of a plan.
+    """The frames of features in one group.
 
     Args:
         grid: the group's chunks.
@@ -159,7 +161,7 @@ class GroupFrames(ABC):
         of_loads = zip(*of_runs, rows.tolist(), frame[opens].tolist(), strict=True)
         uses = np.minimum.reduceat(use, opens).tolist() if len(opens) else []
         loads = [
-            Load(self.group, *numbers, frame[begin:end], places[begin:end], first_use)  # type: ignore[call-arg]  # of five numbers
+            Load(grid.group, *numbers, frame[begin:end], places[begin:end], first_use)  # type: ignore[call-arg]  # of five numbers
             for numbers, first_use, begin, end in zip(
                 of_loads, uses, bounds[:-1], bounds[1:], strict=True
             )
@@ -400,14 +402,37 @@ class RunFrames(GroupFrames):
         return self._rows.num_free
 
 
-class ResidentFrames(GroupFrames):
+class RowFrames(GroupFrames):
+    """Frames whose places are their rows."""
+
+    def place(self, waiting: list[Load], *, ahead: bool) -> list[AssignedLoad]:  # noqa: ARG002
+        """See `GroupFrames`."""
+        assigned = [self.assigned(load, load.places) for load in waiting]
+        waiting.clear()
+        return assigned
+
+    def find(
+        self,
+        clips: Clips,  # noqa: ARG002
+        lookup: FrameLookup,  # noqa: ARG002
+        places: list[IntArray],
+    ) -> Iterator[ClipRows[Any]]:
+        """See `GroupFrames`."""
+        for names, rows in zip(self._feature_sets, places, strict=True):
+            yield ClipRows(self.arena, rows, names)
+
+
+class ResidentFrames(RowFrames):
     """A row for each frame that clips may use; frames of ended loads stay for later epochs, even if
     this epoch is left early. A load has all frames of its chunk that the plan's clips use.
 
+    Calls have one step at a time, except those that lack no frame.
+
     Args:
         frame_rows: the rows.
-        used: rows of frames that clips of the plan use; bool[rows].
+        used: rows of frames that clips of the plan use; bool[rows]. `None` for calls.
         in_chunks: whether chunks are read whole; else single frames are read equally fast.
+        block_frames: neighbours that are read with a frame, in blocks of so many frames, if any.
     """
 
     def __init__(
@@ -416,13 +441,16 @@ class ResidentFrames(GroupFrames):
         clip_frames: ClipFrames,
         arena: Any,
         frame_rows: FrameRows,
-        used: npt.NDArray[np.bool_],
+        used: npt.NDArray[np.bool_] | None,
         *,
-        in_chunks: bool,
+        in_chunks: bool = False,
+        block_frames: int = 0,
     ) -> None:
         super().__init__(grid.whole_chunks, clip_frames, arena)
-        self._frame_rows, self._used, self._in_chunks = frame_rows, used, in_chunks
-        self._asked = arena.is_read.copy()  # rows that are loaded or being loaded
+        self._frame_rows, self._used = frame_rows, used
+        self._in_chunks, self._block_frames = in_chunks, block_frames
+        # Rows that are loaded or being loaded. A call has no loads ahead, and its loads may fail.
+        self._asked = arena.is_read if used is None else arena.is_read.copy()
         self._count = int(np.count_nonzero(self._asked))
         self._marks: npt.NDArray[np.int32] | None = None  # of rows, while some are missing
 
@@ -433,12 +461,10 @@ class ResidentFrames(GroupFrames):
     @property
     def table_bytes(self) -> int:
         """See `GroupFrames`."""
+        if self._used is None:  # `Arena.is_read`
+            return 0
         marks = 0 if self._marks is None else self._marks.nbytes
         return int(marks + self._asked.nbytes + self._used.nbytes)
-
-    @property
-    def _are_all_asked(self) -> bool:
-        return self._count == len(self._asked)
 
     def places(self, clips: Clips, lookup: FrameLookup) -> list[IntArray]:  # noqa: ARG002
         """See `GroupFrames`: the rows."""
@@ -450,27 +476,30 @@ class ResidentFrames(GroupFrames):
         lookup: FrameLookup,
         places: list[IntArray],
         *,
-        exact: bool,  # noqa: ARG002
+        exact: bool,
     ) -> list[Load]:
         """See `GroupFrames`."""
-        if self._are_all_asked:
+        if self._count == len(self._asked):
             self._marks = None
             return []
         is_missing = [~self._asked[rows] for rows in places]
         if not any(map(np.any, is_missing)):
             return []
-        if self._marks is None:
-            self._marks = np.empty(len(self._asked), np.int32)
-        rows, use, index = _first_places(places, is_missing, self._marks)
+        marks = np.empty(len(self._asked), np.int32) if self._marks is None else self._marks
+        rows, use, index = _first_places(places, is_missing, marks)
         frames = np.concatenate([lookup.of(names[0]).ravel() for names in self._feature_sets])
         episode, frame = clips.episode[use], frames[index]
         order = np.argsort(rows)  # by episode and frame
         episode, frame, use = episode[order], frame[order], use[order]
         if self._in_chunks:
             episode, frame, use = self._whole_chunks(episode, frame, use)
+        elif self._block_frames and not exact:
+            episode, frame = self._whole_blocks(episode, frame)
+            use = np.zeros_like(frame)
         rows = self._frame_rows.find(episode, frame)
-        self._asked[rows] = True
-        self._count += len(rows)
+        if self._used is not None:
+            self._asked[rows], self._marks = True, marks
+            self._count += len(rows)
         zeros = np.zeros_like(frame)
         return self._loads(zeros, episode, episode, frame, rows, use, self._grid)
 
@@ -489,6 +518,7 @@ class ResidentFrames(GroupFrames):
         rows = self._frame_rows.find(episode[owner], frame)
         has_row = np.flatnonzero(rows >= 0)
         owner, frame, rows = owner[has_row], frame[has_row], rows[has_row]
+        assert self._used is not None, "of a plan"
         is_wanted = self._used[rows]
         if self._frame_rows.fills_gaps:
             place = np.arange(len(rows))
@@ -500,21 +530,118 @@ class ResidentFrames(GroupFrames):
         owner = owner[is_wanted]
         return episode[owner], frame[is_wanted], use[owner]
 
-    def place(self, waiting: list[Load], *, ahead: bool) -> list[AssignedLoad]:  # noqa: ARG002
-        """See `GroupFrames`."""
-        assigned = [self.assigned(load, load.places) for load in waiting]
-        waiting.clear()
-        return assigned
+    def _whole_blocks(self, episode: IntArray, frame: IntArray) -> tuple[IntArray, IntArray]:
+        """The frames of the same blocks that have rows, and are not there."""
+        keys, num_frames = frame_keys(episode, frame), self._clip_frames.num_frames
+        keys = self._grid.block_keys(keys, self._block_frames, num_frames)
+        rows = self._frame_rows.find(*split_keys(keys))
+        return split_keys(keys[(rows >= 0) & ~self._asked[rows]])
 
-    def find(
+    def end_loads(self) -> None:
+        """Count the frames that are there, after the loads of a call."""
+        self._count = int(np.count_nonzero(self._asked))
+
+    def forget_placed(self, num_changes: int) -> None:
+        """See `Arena`; for calls."""
+        self.arena.forget_placed(num_changes)
+        self.end_loads()
+
+
+class StepFrames(RowFrames):
+    """A row for each frame of one step, with which they go::
+
+        clips               3 4 5 | 4 5 6 | 8 9 10
+        rows                0 1 2 | 1 2 3 | 4 5 6       of an arena
+        of the batch        0 1 2 | 1 2 5 | 6 7 8       frames 4 and 5 are copied to rows 3 and 4
+
+    Features of groups with the same frames in clips share the rows. If some are loaded into the
+    batch, all rows are numbered as those of the batch: a frame goes to its first place, and
+    `repeats` copies it to the others.
+
+    Args:
+        grids: chunks of the groups.
+        feature_sets: the features by window; a single set if any are loaded into the batch.
+        clips, lookup: of the step.
+        acquire: returns an arena of at least so many rows, for the features that are not loaded
+            into the batch.
+        direct: rows of the batch [clips * frames, …], of the others.
+    """
+
+    def __init__(
+        self,
+        grids: Sequence[ChunkGrid],
+        clip_frames: ClipFrames,
+        feature_sets: Sequence[Sequence[str]],
+        clips: Clips,
+        lookup: FrameLookup,
+        acquire: Callable[[int], Any],
+        direct: Mapping[str, npt.NDArray[Any]],
+    ) -> None:
+        episode, frames = clips.episode[:, None], [lookup.of(names[0]) for names in feature_sets]
+        keys = [frame_keys(episode, of_set) for of_set in frames]
+        of_clips = keys[0] if len(keys) == 1 else np.concatenate(keys, axis=1)
+        # Each frame once, its first place, and for every place which frame it is.
+        self._keys = of_clips.reshape(-1)
+        self._rows = number = np.arange(of_clips.size)
+        if (self._keys[1:] <= self._keys[:-1]).any():  # else sorting costs 20 us of one clip's 400
+            self._keys, self._rows, number = np.unique(
+                of_clips, return_index=True, return_inverse=True
+            )
+            if direct:
+                number = self._rows[number]
+            else:
+                self._rows = np.arange(len(self._keys))
+        super().__init__(
+            grids[0], clip_frames, acquire(of_clips.size if direct else len(self._keys))
+        )
+        self._grids, self.direct = grids, direct
+        self._clip_rows: IntArray = number.reshape(of_clips.shape)
+        edges = accumulate([of_set.shape[1] for of_set in frames], initial=0)
+        self._places = [self._clip_rows[:, slice(*bounds)] for bounds in pairwise(edges)]
+        self._target = {**direct, **{name: self.arena[name] for name in self.arena.specs}}
+        for rows in direct.values():
+            self._frame_nbytes += rows.nbytes // len(rows)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._keys) * self._frame_nbytes
+
+    def places(self, clips: Clips, lookup: FrameLookup) -> list[IntArray]:  # noqa: ARG002
+        """See `GroupFrames`: the rows of features in the arena."""
+        return self._places[: len(self._feature_sets)]
+
+    def missing(
         self,
         clips: Clips,  # noqa: ARG002
         lookup: FrameLookup,  # noqa: ARG002
-        places: list[IntArray],
-    ) -> Iterator[ClipRows[Any]]:
-        """See `GroupFrames`."""
-        for names, rows in zip(self._feature_sets, places, strict=True):
-            yield ClipRows(self.arena, rows, names)
+        places: list[IntArray],  # noqa: ARG002
+        *,
+        exact: bool,  # noqa: ARG002
+    ) -> list[Load]:
+        """See `GroupFrames`: all of the step's frames."""
+        episode, frame = split_keys(self._keys)
+        zeros = np.zeros_like(frame)
+        loads = list[Load]()
+        for grid in self._grids:
+            loads += self._loads(zeros, episode, episode, frame, self._rows, zeros, grid)
+        return loads
+
+    def assigned(self, load: Load, rows: IntArray) -> AssignedLoad:
+        """See `GroupFrames`: of all groups, equal parts of a frame."""
+        nbytes = len(rows) * (self._frame_nbytes // len(self._grids))
+        return AssignedLoad(load.first_use, load, self._target, load.frames, rows, nbytes)
+
+    def repeats(self) -> Iterator[Copy]:
+        """Copies of repeated frames in the batch: from their first place to the others."""
+        if not self.direct or len(self._keys) == self._clip_rows.size:
+            return
+        source = self._clip_rows.reshape(-1)
+        target = np.flatnonzero(source != np.arange(len(source)))
+        source = source[target]
+        for begin, end in pairwise(run_bounds(target, source)):
+            to, of = (slice(int(rows[begin]), int(rows[end - 1]) + 1) for rows in (target, source))
+            for array in self.direct.values():
+                yield Copy(array[to].nbytes, partial(np.copyto, array[to], array[of]))
 
 
 class TouchedFrames(MappedRows, RunFrames):
@@ -535,7 +662,7 @@ class TouchedFrames(MappedRows, RunFrames):
 
 
 class MappedFrames(MappedRows, GroupFrames):
-    """Frames in mapped files. Loads check new ones."""
+    """Frames in mapped files. Loads check new ones; those of calls touch large ones anew."""
 
     @property
     def nbytes(self) -> int:
@@ -557,7 +684,9 @@ class MappedFrames(MappedRows, GroupFrames):
         keys, uses = list[IntArray](), list[IntArray]()
         for names in self._feature_sets:
             frames = lookup.of(names[0])
-            is_missing = ~self.arena.are_checked(*self._chunks(clips, frames))
+            is_missing = np.ones(frames.shape, np.bool_)
+            if not self.arena.touches:
+                is_missing = ~self.arena.are_checked(*self._chunks(clips, frames))
             if is_missing.any():
                 keys.append(frame_keys(clips.episode[:, None], frames)[is_missing])
                 uses.append(np.nonzero(is_missing)[0])
@@ -623,7 +752,76 @@ def _is_mapped(frames: GroupFrames) -> TypeGuard[MappedFrames | TouchedFrames]:
     return isinstance(frames, MappedRows)
 
 
-class FrameStore:
+class StepStore:
+    """The frames of steps, such as one call.
+
+    Args:
+        clip_frames: windows of the features.
+        frames: of each group.
+    """
+
+    def __init__(self, clip_frames: ClipFrames, frames: Sequence[GroupFrames]) -> None:
+        self.frames, self._clip_frames = frames, clip_frames
+        self._num_changes = {id(one): one.arena.num_changes for one in frames if _is_mapped(one)}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of frames in memory, and of loads in progress."""
+        return sum(one.nbytes for one in self.frames)
+
+    def step(
+        self,
+        clips: Clips,
+        lookup: FrameLookup | None = None,
+        *,
+        ends_round: bool = True,
+        exact: bool = False,
+    ) -> Step:
+        """Look the frames of clips up."""
+        lookup = lookup or FrameLookup(clips.keys, self._clip_frames)
+        places = [one.places(clips, lookup) for one in self.frames]
+        step = Step(clips, lookup, ends_round, exact, places)
+        self._look_for_missing(step)
+        return step
+
+    def _look_for_missing(self, step: Step) -> None:
+        step.waiting = [
+            one.missing(step.clips, step.lookup, places, exact=step.exact)
+            for one, places in zip(self.frames, step.places, strict=True)
+        ]
+
+    def place(self, step: Step, *, ahead: bool = False) -> list[AssignedLoad]:
+        """Assign rows to the loads of a step, `ahead` of the step before; those without room keep
+        waiting.
+        """
+        assigned = list[AssignedLoad]()
+        for one, waiting in zip(self.frames, step.waiting, strict=True):
+            if waiting:
+                assigned += one.place(waiting, ahead=ahead)
+        return assigned
+
+    def find(self, step: Step) -> list[ClipRows[Any]]:
+        """The rows of a step's clips, for each set of features with equal windows."""
+        sources = list[ClipRows[Any]]()
+        for one, places in zip(self.frames, step.places, strict=True):
+            sources += one.find(step.clips, step.lookup, places)
+        return sources
+
+    def check_again(
+        self, clips: Clips, check: FrameCheck, lookup: FrameLookup | None = None
+    ) -> None:
+        """Check frames of clips whose mapped file somebody may have written to since their load.
+
+        After new versions of the files were looked for, before the frames are copied. Raises as
+        loads do.
+        """
+        for one in self.frames:
+            if _is_mapped(one) and one.arena.num_changes != self._num_changes[id(one)]:
+                lookup = lookup or FrameLookup(clips.keys, self._clip_frames)
+                one.check_again(clips, lookup, check)
+
+
+class FrameStore(StepStore):
     """The frames of a plan.
 
     Args:
@@ -641,10 +839,9 @@ class FrameStore:
         usual_frames: ClipFrames,
         frames: Sequence[GroupFrames],
     ) -> None:
-        self._plan, self._all = plan, frames
-        self._clip_frames, self._usual_frames = clip_frames, usual_frames
+        super().__init__(clip_frames, frames)
+        self._plan, self._usual_frames = plan, usual_frames
         self._of_runs = [one for one in frames if isinstance(one, RunFrames)]
-        self._num_changes = {id(one): one.arena.num_changes for one in frames if _is_mapped(one)}
         most = max((window.length for window in clip_frames.windows.values()), default=1)
         self._most_clips = max(1, _FRAMES_AT_ONCE // max(1, most))
         self._most_noted = max(1, _FRAMES_AT_ONCE // max(1, most * len(clip_frames.windows)))
@@ -655,14 +852,9 @@ class FrameStore:
             self._is_begun = np.zeros(plan.num_runs, np.bool_)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of frames in memory, and of loads in progress."""
-        return sum(one.nbytes for one in self._all)
-
-    @property
     def touched_bytes(self) -> int:
         """Bytes of the tables of frames."""
-        return sum(one.table_bytes for one in self._all)
+        return sum(one.table_bytes for one in self.frames)
 
     def steps(self, index: int, skip: int) -> Iterator[Step]:
         """Yield the steps from a round on, without its first `skip` clips.
@@ -681,23 +873,20 @@ class FrameStore:
                     self._skip(clips.rows(first, first + skip))
                 for start in range(first + skip, last, self._most_clips):
                     stop = min(start + self._most_clips, last)
-                    yield self._step(clips.rows(start, stop), ends_round=stop == last)
+                    yield self.step(clips.rows(start, stop), ends_round=stop == last)
                 skip = 0
 
-    def _step(self, clips: Clips, *, ends_round: bool, exact: bool = False) -> Step:
-        """Look the frames of clips up."""
+    def step(
+        self,
+        clips: Clips,
+        lookup: FrameLookup | None = None,
+        *,
+        ends_round: bool = True,
+        exact: bool = False,
+    ) -> Step:
+        """See `StepStore`."""
         self._note(clips)
-        lookup = FrameLookup(clips.keys, self._clip_frames)
-        places = [one.places(clips, lookup) for one in self._all]
-        step = Step(clips, lookup, ends_round, exact, places)
-        self._look_for_missing(step)
-        return step
-
-    def _look_for_missing(self, step: Step) -> None:
-        step.waiting = [
-            one.missing(step.clips, step.lookup, places, exact=step.exact)
-            for one, places in zip(self._all, step.places, strict=True)
-        ]
+        return super().step(clips, lookup, ends_round=ends_round, exact=exact)
 
     def _skip(self, clips: Clips) -> None:
         """Note clips that are not copied."""
@@ -742,28 +931,11 @@ class FrameStore:
             for one in self._of_runs:
                 one.note(run, time, lookup)
 
-    def place(self, step: Step, *, ahead: bool = False) -> list[AssignedLoad]:
-        """Assign rows to the loads of a step, `ahead` of the step before; those without room keep
-        waiting.
-        """
-        assigned = list[AssignedLoad]()
-        for one, waiting in zip(self._all, step.waiting, strict=True):
-            if waiting:
-                assigned += one.place(waiting, ahead=ahead)
-        return assigned
-
-    def find(self, step: Step) -> list[ClipRows[Any]]:
-        """The rows of a step's clips, for each set of features with equal windows."""
-        sources = list[ClipRows[Any]]()
-        for one, places in zip(self._all, step.places, strict=True):
-            sources += one.find(step.clips, step.lookup, places)
-        return sources
-
     def finish(self, step: Step) -> None:
         """End a step whose clips have been copied."""
         if self._of_runs:
             np.maximum.at(self._done, step.clips.run, self._plan.times(step.clips.number))
-        for one, places in zip(self._all, step.places, strict=True):
+        for one, places in zip(self.frames, step.places, strict=True):
             if isinstance(one, RunFrames):
                 one.note_copied(step.clips, places)
                 if step.ends_round:
@@ -781,7 +953,7 @@ class FrameStore:
         for after in later:
             self._withdraw(after)
         is_enough = True
-        for one, places, waiting in zip(self._all, step.places, step.waiting, strict=True):
+        for one, places, waiting in zip(self.frames, step.places, step.waiting, strict=True):
             if waiting:
                 assert isinstance(one, RunFrames), "other loads need no room"
                 count = sum(len(load.frames) for load in waiting)
@@ -796,7 +968,7 @@ class FrameStore:
 
     def _withdraw(self, step: Step) -> None:
         """Forget the loads of a step that have no rows."""
-        for one, waiting in zip(self._all, step.waiting, strict=True):
+        for one, waiting in zip(self.frames, step.waiting, strict=True):
             if isinstance(one, RunFrames):
                 one.withdraw(waiting)
 
@@ -815,18 +987,8 @@ class FrameStore:
         middle = -(-count // 2)
         halves = [(0, middle), (middle, count)] if count > 1 else [(0, 1)]
         return [
-            self._step(
+            self.step(
                 step.clips.rows(*half), ends_round=step.ends_round and half[1] == count, exact=True
             )
             for half in halves
         ]
-
-    def check_again(self, clips: Clips, check: FrameCheck) -> None:
-        """Check frames of clips whose mapped file somebody may have written to since their load.
-
-        After new versions of the files were looked for, before the frames are copied. Raises as
-        loads do.
-        """
-        for one in self._all:
-            if _is_mapped(one) and one.arena.num_changes != self._num_changes[id(one)]:
-                one.check_again(clips, FrameLookup(clips.keys, self._clip_frames), check)

@@ -55,24 +55,6 @@ class RowLoad(NamedTuple):
         return self._replace(chunk=chunk, frame=frame, rows=rows)
 
 
-class CallLoad(NamedTuple):
-    """Frames that a call loads in one group, by ascending keys; int64[n] each.
-
-    `frame` are stored numbers, `chunk` rows of the chunk table. With lists of frames, `episode` and
-    `place` are excerpts and places.
-    """
-
-    group: int
-    episode: IntArray
-    place: IntArray
-    chunk: IntArray
-    frame: IntArray
-
-    def to_rows(self, rows: IntArray, out: FeatureRows) -> RowLoad:
-        """The load to these arena rows, int64[n]."""
-        return RowLoad(self.group, self.chunk, self.frame, rows, out)
-
-
 class AssignedLoad(NamedTuple):
     """A load: the frames of its episode, in rows of an arena, int64[n] each; and its size in
     bytes.

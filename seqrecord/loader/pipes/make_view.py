@@ -347,13 +347,13 @@ def _with_functions(options: ClipOptions, view: View) -> View:
             f"clip_transform={repr_of(options.clip_transform, 100)}",
         )
     from seqrecord.loader.engine.calls import ClipFunctions
-    from seqrecord.loader.pipes.clips_by_number import ClipsByNumber
+    from seqrecord.loader.pipes.map_clips import MapClips
 
     functions = tuple(
         bind_schema(function, view.dataset.features) for function in options.clip_functions
     )
     first, clip_episodes = view.samples.first_clip, view.clip_episodes
-    clip = ClipsByNumber(view, 0).example(first)
+    clip = MapClips(view, 0).example(first)
     place = int(clip_episodes.rows(first.episode)[0]), int(clip_episodes.starts(first)[0])
     images = frozenset(() if view.image_columns is None else view.image_columns.images)
     called = ClipFunctions.of(functions, view.dataset, *clip, *place, view.batch_arrays, images)

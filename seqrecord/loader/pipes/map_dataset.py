@@ -12,8 +12,8 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.clips.tables import ClipTable
 from seqrecord.loader.pipes.arguments import init_takes_arguments
 from seqrecord.loader.pipes.callers import check_kept
-from seqrecord.loader.pipes.clips_by_number import ClipsByNumber
 from seqrecord.loader.pipes.make_view import make_view
+from seqrecord.loader.pipes.map_clips import MapClips
 from seqrecord.loader.pipes.options import DatasetOptions
 from seqrecord.loader.pipes.shared_rows import SharedRow
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
@@ -46,7 +46,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         """
         self._options = options
         self._view = make_view(location, options)
-        self._by_number = ClipsByNumber(self._view, options.memory_limit)
+        self._by_number = MapClips(self._view, options.memory_limit)
         self._epoch = SharedRow(np.zeros(1, np.int64))
         self.set_epoch(0)
 

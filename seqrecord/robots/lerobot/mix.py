@@ -18,8 +18,8 @@ from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.loader.mixing.mixed_batches import differing_shapes, joined_features
 from seqrecord.loader.mixing.planning import StoppingStrategy
-from seqrecord.loader.pipes.clips_by_number import ClipsByNumber
 from seqrecord.loader.pipes.collating import collate
+from seqrecord.loader.pipes.map_clips import MapClips
 from seqrecord.robots.lerobot.items import STATISTICS, ImageTransforms, PlannedDataset
 from seqrecord.robots.lerobot.mix_meta import MixMeta
 from seqrecord.robots.lerobot.mix_planner import MixPlanner
@@ -133,7 +133,7 @@ class LeRobotMixDataset(PlannedDataset):
         self._images = dict.fromkeys(self.mix_meta.images, return_uint8)
         self._depths = self.mix_meta.depths
         self._redecoded = {*self._images, *self._depths}
-        self._readers = [ClipsByNumber(source.view, cache_limit) for source in self.sources]
+        self._readers = [MapClips(source.view, cache_limit) for source in self.sources]
         self._select(episodes)
 
     def _select(self, episodes: Sequence[int] | None) -> None:

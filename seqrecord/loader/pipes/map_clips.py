@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
-from seqrecord.loader.clips.frames import ClipKeys
+from seqrecord.loader.clips.frames import ClipFrames, ClipKeys
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import Arena, RaggedFrames, for_users, nested, squeeze, stacked
 from seqrecord.loader.engine.calls import as_arrays
 from seqrecord.loader.engine.frame_rows import FrameRows
+from seqrecord.loader.engine.frame_store import ResidentFrames
 from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.pools import divide
 from seqrecord.loader.engine.random_access import CallPart, RandomAccess
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.loader.engine.stores import ResidentFrames
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.pipes.collating import ClipSequence
 from seqrecord.loader.pipes.distributed import worker_threads
@@ -27,11 +27,15 @@ from seqrecord.loader.pipes.memory import features_in_memory, frames_may_stay, s
 from seqrecord.loader.pipes.needed import all_bytes, frame_rows, frames_of_epochs
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.reading.chunk_store import ChunkStore
+from seqrecord.store.format.pages import slice_frames
 from seqrecord.store.processes.forks import PerProcess
+from seqrecord.store.tables.grids import ChunkGrid
 from seqrecord.store.units import parse_size
 
+_BLOCK_BYTES = 128 << 10  # of small frames, read at once: as many as Linux reads ahead
 
-class ClipsByNumber:
+
+class MapClips:
     """Reads clips of a view by number. Thread-safe. Picklable; copies start without memory.
 
     The clips of a call are adjacent in memory, so `collate` returns them as a batch without
@@ -44,10 +48,11 @@ class ClipsByNumber:
         self._view, self._memory_limit = view, memory_limit
         limit = parse_size(memory_limit)
         self._parts = [*_call_parts(view, limit)]
+        self._frames: tuple[int, ClipFrames] | None = None  # of the latest epoch
         self._access = PerProcess(partial(_random_access, view, self._parts, limit))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ClipsByNumber, (self._view, self._memory_limit)
+        return MapClips, (self._view, self._memory_limit)
 
     @property
     def stats(self) -> EngineStats:
@@ -64,7 +69,9 @@ class ClipsByNumber:
         """Return clips of an epoch by number, int64[clips], as in `SeqRecordPipe`."""
         view, draw = self._view, None
         clips = view.samples.locate(numbers, epoch)
-        frames = view.frames(epoch)
+        if (epoch_frames := self._frames) is None or epoch_frames[0] != epoch:
+            self._frames = epoch_frames = epoch, view.frames(epoch)
+        frames = epoch_frames[1]
         if view.draws.is_any:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
@@ -111,7 +118,7 @@ def _random_access(view: View, parts: Sequence[CallPart], memory_limit: int) -> 
     )
     storage = view.dataset.contents.storage
     if isinstance(storage, ChunkStore):
-        nbytes = sum(part.resident.nbytes_of_rows for part in parts if part.resident is not None)
+        nbytes = sum(part.resident.arena.nbytes for part in parts if part.resident is not None)
         room = min(memory_limit - nbytes, spare_memory(nbytes))
         storage.begin(max(0, room), all_bytes(view) if room > 0 else {})
         access.stats.watch(storage.counters, storage)
@@ -141,9 +148,9 @@ def _call_parts(view: View, memory_limit: int) -> Iterator[CallPart]:
     if view.transform is not None:  # it needs whole frames
         [grid], resident = view.episodes.groups, None
         if rows and rows[grid.group].num_rows * (1 + frame_bytes) <= memory_limit:
-            resident = _resident(view, arrays, rows[grid.group])
+            resident = _resident(view, grid, arrays, rows[grid.group])
         place = dataset, view.clip_frames, [grid.whole_chunks], [*arrays]
-        yield CallPart(*place, arrays, frame_bytes, resident=resident)
+        yield CallPart(*place, arrays, resident=resident)
         return
     staying = staying if rows else []
     rows_of = {name: rows[dataset.features[name].group] for name in staying}
@@ -165,27 +172,32 @@ def _call_part(
     """Features of a window; with the rows of resident frames."""
     specs = {name: view.arrays[name] for name in names}
     stored = view.dataset.select([name for name, spec in specs.items() if spec.mask_of is None])
-    mapped = MappedArena.of_groups(stored.contents) if rows is None else {}
+    groups = {spec.group for spec in stored.features.values()}
+    grids = [grid.whole_chunks for grid in view.episodes.groups if grid.group in groups]
+    of_all = stored, view.clip_frames, grids, names
+    if rows is not None:
+        block = 0
+        if are_small:
+            [spec] = stored.features.values()
+            block = max(1, _BLOCK_BYTES // (slice_frames(spec) * spec.nbytes)) * slice_frames(spec)
+        return CallPart(*of_all, specs, resident=_resident(view, grids[0], specs, rows, block))
+    mapped = MappedArena.of_groups(stored.contents)
     copied = frozenset[str]().union(*(arena.specs for arena in mapped.values()))
     direct: set[str] = set()
-    if not (are_small or rows is not None or view.draws.is_any):  # nothing is made of the frames
+    if not (are_small or view.draws.is_any):  # nothing is made of the frames
         direct = stacked(specs).keys() - view.vectors.keys() - copied
-    groups = {spec.group for spec in stored.features.values()}
     rows_of_call = {n: spec for n, spec in specs.items() if n not in direct and n not in copied}
-    return CallPart(
-        stored,
-        view.clip_frames,
-        [grid.whole_chunks for grid in view.episodes.groups if grid.group in groups],
-        names,
-        rows_of_call,
-        sum(spec.nbytes for spec in specs.values()),
-        [name for name in names if name in direct],
-        None if rows is None else _resident(view, specs, rows),
-        mapped,
-        are_small,
-    )
+    direct_names = [name for name in names if name in direct]
+    return CallPart(*of_all, rows_of_call, direct_names, mapped=mapped)
 
 
-def _resident(view: View, specs: Mapping[str, ArraySpec], rows: FrameRows) -> ResidentFrames:
+def _resident(
+    view: View,
+    grid: ChunkGrid,
+    specs: Mapping[str, ArraySpec],
+    rows: FrameRows,
+    block_frames: int = 0,
+) -> ResidentFrames:
     """Frames that stay in memory."""
-    return ResidentFrames(view.clip_frames, Arena(specs, rows.num_rows), rows)
+    arena = Arena(specs, rows.num_rows)
+    return ResidentFrames(grid, view.clip_frames, arena, rows, None, block_frames=block_frames)
