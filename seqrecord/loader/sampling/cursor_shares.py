@@ -434,13 +434,13 @@ def cut_bytes(table: RowTable, groups: Sequence[FrameGroup], row: IntArray) -> I
 
 
 def num_used(table: RowTable, group: FrameGroup) -> int:
-    """The frames of a group that rows need, with those between the frames of a row."""
+    """The frames of a group that rows need, about: with those between the frames of a row, unless
+    rows have fewer frames together.
+    """
     begin = group.first(table.episode, table.start)
     last = table.start + (table.count - 1) * table.stride
     stop = group.stop(table.episode, last)
     same = table.owner[1:] == table.owner[:-1]
     begin[1:] = np.where(same, np.maximum(begin[1:], stop[:-1]), begin[1:])
     frames = np.maximum(stop - begin, 0)
-    if table.stride > group.span:  # frames between rows are not needed
-        frames = np.minimum(frames, table.count * group.span)
-    return int(frames.sum())
+    return int(np.minimum(frames, table.count * len(group.offsets)).sum())

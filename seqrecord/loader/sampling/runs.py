@@ -65,6 +65,7 @@ class Window:
     frame of their episode, which is not cut. `solid` or more clips, `stride` apart, use all frames
     from their first to their last, `frame_step` apart; `None` if they may leave out some. Clips of
     an episode use at most `most_frames` of its frames, if this is known; then only these have rows.
+    Clips use no frames but those at `offsets` from their starts, if these are known.
     """
 
     offset: int
@@ -76,6 +77,7 @@ class Window:
     whole: bool = False
     solid: int | None = field(default=None, compare=False)
     most_frames: int | None = field(default=None, compare=False)
+    offsets: tuple[int, ...] | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, spec: ClipSpec) -> Window:
@@ -109,15 +111,18 @@ class Window:
             whole |= reach.is_whole
         union, solid = distinct(np.concatenate(offsets)), None
         begin, end = int(union[0]) - back, int(union[-1]) + ahead
+        used = tuple(union.tolist()) if are_all_used and not (back or ahead or whole) else None
         has_step = are_all_used and not pads
         step = int(np.gcd.reduce(union - begin, initial=stride)) if has_step else 1
         if are_all_used and not draws:
             solid = _solid_clips((union - begin) // step, stride // step)
         if not has_step:
-            return cls(begin, end - begin + 1, 1, 0, back, ahead, whole, solid=solid)
+            of_window = begin, end - begin + 1, 1, 0, back, ahead, whole
+            return cls(*of_window, solid=solid, offsets=used)
         even = np.arange(len(offsets[0])) * (union[1] - union[0] if len(union) > 1 else 1) + begin
         is_even = all(np.array_equal(window_offsets, even) for window_offsets in offsets)
-        return cls(begin, end - begin + 1, step, len(even) if is_even else 0, solid=solid)
+        length = len(even) if is_even else 0
+        return cls(begin, end - begin + 1, step, length, solid=solid, offsets=used)
 
     def begin(self, start: IntArray, last: IntArray) -> IntArray:
         """The first frame that each clip uses, int64[n], by its start and its episode's last."""

@@ -538,7 +538,9 @@ def frame_groups(
     sizes = [1] * len(windows) if nbytes is None else nbytes
     return [
         FrameGroup(
-            window.offset + np.arange(0, window.span, window.frame_step),
+            window.offset + np.arange(0, window.span, window.frame_step)
+            if window.offsets is None
+            else np.array(window.offsets),
             episodes.num_frames,
             size,
             grid,

@@ -198,18 +198,14 @@ class ShareRequest:
         """The most bytes of all cursors of a process."""
         if self.keeps_frames:
             return 0
-        needed = self._walk.total(num_cursors, block) + num_cursors * self._together
-        return min(needed, self._used_bytes + num_cursors * self._decoder_bytes)
+        together = min(num_cursors * self._together, self._used_bytes)
+        return self._walk.total(num_cursors, block) + together
 
     @cached_property
     def _together(self) -> int:
         """The bytes of frames that a cursor has since they are loaded with others."""
         episode = self.table.episode
         return sum(one.nbytes * (one.num_together(episode) - 1) for one in self.groups)
-
-    @property
-    def _decoder_bytes(self) -> int:
-        return sum(group.decoder_bytes for group in self.groups)
 
     def _longest_gap(self) -> tuple[int | None, float]:
         """The longest gap of a cursor that fits, of which no load is ahead; `None` if frames stay.
