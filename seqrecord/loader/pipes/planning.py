@@ -273,21 +273,29 @@ class Planner:
         """See `memory_of`."""
         request = self.memory_request(num_shards, epoch, segments)
         limit = self.limit(num_shards, workers)
-        of_order = self.order.fit(
-            request,
-            limit,
-            saved,
-            self.clips(epoch, segments),
-            self.view.episodes,
-            self.view.group_windows,
-            partial(self._make_plan, epoch, segments),
-            are_small=frames_may_stay(self.view)[False],
-        )
-        if of_order is not None:
-            return of_order
         if saved is not None:
             frames = self.staying_frames(num_shards, segments, saved)
-            return replace(request, frames_in_memory=frames).plan_given(saved, limit)
+            request = replace(request, frames_in_memory=frames)
+        fit = partial(
+            self.order.fit,
+            limit=limit,
+            saved=saved,
+            table=self.clips(epoch, segments),
+            episodes=self.view.episodes,
+            windows=self.view.group_windows,
+            are_small=frames_may_stay(self.view)[False],
+        )
+        if (of_order := fit(request)) is not None:
+            is_guess = saved is None and num_shards > 1 and of_order.in_memory is not None
+            if not (is_guess and self.has_fixed_shards(num_shards, segments, of_order.settings)):
+                return of_order
+            most = self._most_frames(num_shards, of_order.settings)
+            with_most = replace(of_order, sizes=request.sizes, in_memory=None).with_all(most)
+            if with_most.in_memory is not None:
+                return with_most
+            return fit(replace(request, frames_in_memory=()))  # type: ignore[return-value]
+        if saved is not None:
+            return request.plan_given(saved, limit)
         fitted = request.plan_memory(limit, partial(self._used_frames, num_shards, segments))
         if fitted.in_memory is None or not self.has_fixed_shards(num_shards, segments):
             return fitted
@@ -430,12 +438,11 @@ class Planner:
         self, num_shards: int, settings: PlanSettings, shard: Shard | None = None
     ) -> tuple[list[Intervals], tuple[int, ...]]:
         """See `shard_frames`."""
-        from seqrecord.loader.sampling.fixed_shards import shard_frames
-
         view, shards = self.view, None if shard is None else np.array([shard.index])
         table, windows = view.samples.common.clips, view.group_windows
         frames = view.group_frames(0) if view.has_fixed_frames else None
-        return shard_frames(table, view.episodes, windows, settings, num_shards, shards, frames)
+        place = table, view.episodes, windows, settings, num_shards, shards, frames
+        return self.order.shard_frames(*place)
 
     def staying_rows(
         self, shard: Shard, segments: Segments, settings: PlanSettings

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,6 @@ _WHOLE = Shard()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
 _PLACE_BITS = 48  # of a clip's place in a segment
 _CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these
-
-MakePlan: TypeAlias = "Callable[[PlanSettings, Shard], Plan]"
 
 _Rows = TypeVar("_Rows", bound="_Columns")
 _OfRounds = TypeVar("_OfRounds", "Loads", "Frees", LoadFrames)
@@ -537,17 +535,30 @@ class PlannedOrder(Order, ABC):
         table: ClipTable,  # noqa: ARG002
         episodes: EpisodeLayout,  # noqa: ARG002
         windows: Sequence[Window],  # noqa: ARG002
-        make_plan: MakePlan,  # noqa: ARG002
         *,
         are_small: bool,  # noqa: ARG002
     ) -> MemoryPlan | None:
         """The settings and memory within `limit` bytes, or the memory of `saved` settings; `None`
         if those of the request are the order's.
 
-        `table` is that of epoch 0 with its windows, `make_plan` plans a shard of it, and
-        `are_small` says whether all frames are.
+        `table` is that of epoch 0 with its windows, and `are_small` says whether all frames are.
         """
         return None
+
+    def shard_frames(
+        self,
+        table: ClipTable,
+        episodes: EpisodeLayout,
+        windows: Sequence[Window],
+        settings: PlanSettings,
+        num_shards: int,
+        shards: IntArray | None,
+        frames: Sequence[SampleFrames] | None,
+    ) -> tuple[list[Intervals], tuple[int, ...]]:
+        """See `fixed_shards.shard_frames`."""
+        from seqrecord.loader.sampling.fixed_shards import shard_frames
+
+        return shard_frames(table, episodes, windows, settings, num_shards, shards, frames)
 
     @abstractmethod
     def plan_class(self, settings: PlanSettings, epoch: int, segment: int) -> type[Plan]:

@@ -106,13 +106,13 @@ class PermutedOrder(RowOrder):
         self, length: int, key: int, first: int = 0, step: int = 1, pieces: Pieces | None = None
     ) -> None:
         self._permutation, self._first, self._step = Permutation(length, key), first, step
-        self._pieces = pieces
+        self.pieces = pieces
         self.num_rows = len(range(first, length, step))
 
     def rows(self, first: int, last: int) -> IntArray:
         """See `RowOrder`."""
         rows = self._permutation.at(self._first + np.arange(first, last) * self._step)
-        return rows if self._pieces is None else self._pieces.find(rows)[1]
+        return rows if self.pieces is None else self.pieces.find(rows)[1]
 
     def left(self, number: int) -> tuple[IntArray, IntArray]:
         """See `RowOrder`."""

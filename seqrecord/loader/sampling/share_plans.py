@@ -34,6 +34,7 @@ from seqrecord.loader.sampling.cost_batches import BatchLimit
 from seqrecord.loader.sampling.cursor_shares import (
     EpisodeSequence,
     Pieces,
+    even_shares,
     leading,
     num_used,
     share_out,
@@ -49,12 +50,13 @@ from seqrecord.loader.sampling.order_batches import (
     num_in_order,
     steps_of_shards,
 )
-from seqrecord.loader.sampling.plan import Clips, MakePlan, Plan, PlannedOrder
+from seqrecord.loader.sampling.plan import Clips, Plan, PlannedOrder
 from seqrecord.loader.sampling.row_tables import RowTable
-from seqrecord.loader.sampling.runs import Runs, Shard, Window
+from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws
 from seqrecord.loader.sampling.share_orders import (
     EpochKey,
+    PermutedOrder,
     RowOrder,
     SequenceOrder,
     SharedOrder,
@@ -67,6 +69,7 @@ from seqrecord.loader.sampling.share_settings import (
     ShareRequest,
     ShareSettings,
 )
+from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames, united
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.tables.grids import ragged_arange
 from seqrecord.store.text import counted
@@ -151,11 +154,15 @@ class _Rows:
         if self.weight is None or not self.settings.shuffle or self.shares.is_permuted:
             low, more = divmod(len(self.table), num_shards)
             return low + (np.arange(num_shards) < more)
-        pieces, shard = self._pieces(num_shards)
+        pieces, shard = self.pieces(num_shards)
         return np.bincount(shard, pieces.count, num_shards).astype(np.int64)
 
-    def _pieces(self, num_shards: int) -> tuple[Pieces, IntArray]:
+    def pieces(self, num_shards: int) -> tuple[Pieces, IntArray]:
         """The pieces of all shards, and the shard of each, int64[pieces]."""
+        if not self.settings.shuffle:
+            sequence = EpisodeSequence.in_order(self.table)
+            pieces = even_shares(sequence, num_shards, 1).pieces
+            return pieces, pieces.cursor
         shares = self.shares
         key = self.key._replace(epoch=0) if shares.is_resident else self.key
         group = self.groups[(self.settings.num_shares or 1) - 1]
@@ -196,7 +203,7 @@ class _Rows:
                 [np.bincount(limit.levels(cost[of]), minlength=limit.num_levels) for of in rows]
             )
             return steps_of_shards(limit, counts)
-        pieces, owner = self._pieces(num_shards)
+        pieces, owner = self.pieces(num_shards)
         counts = counts_of_shards(cost, limit, pieces.first, pieces.count, owner, num_shards)
         return steps_of_shards(limit, counts[shard : shard + 1] if is_alone else counts)
 
@@ -445,7 +452,12 @@ class _PositionRounds:
     def __init__(self, order: RowOrder, table: RowTable) -> None:
         self._order, self.num_rows = order, order.num_rows
         bounds = table.bounds if len(table) else np.zeros(1, np.int64)
-        self.pieces = Pieces(bounds[:-1], np.diff(bounds), np.zeros_like(bounds[:-1]))
+        pieces = order.pieces if isinstance(order, PermutedOrder) else None
+        first, count = bounds[:-1], np.diff(bounds)
+        if pieces is not None and len(pieces):
+            by_first = np.argsort(pieces.first)
+            first, count = pieces.first[by_first], pieces.count[by_first]
+        self.pieces = Pieces(first, count, np.zeros_like(first))
         self.num_cursors = min(1, len(table))
         self.num_rounds = -(-order.num_rows // _ROUND)
 
@@ -460,7 +472,7 @@ class _PositionRounds:
     def rows(self, start: int, stop: int) -> RoundRows:
         """See `CursorRounds`."""
         row = self._order.rows(*self.before(np.array([start, stop])).tolist())
-        piece = np.searchsorted(self.pieces.ends, row, side="right")
+        piece = np.searchsorted(self.pieces.first, row, side="right") - 1
         return RoundRows(row, np.zeros_like(row), piece)
 
 
@@ -604,15 +616,21 @@ class _Fit:
         for prefetch, loads, arena, room in request.sizes.divisions(limit, least, *self._user):
             of_request = request.settings, request.sizes
             memory: MemoryPlan = _SharesMemory(*of_request, arena, prefetch, loads)
+            permuted = memory
+            if are_small and saved is None and request.settings.shuffle:
+                # Of several shards, each permutes the rows of all.
+                is_single = request.num_shards == 1
+                frames = request.frames_in_memory if is_single else self._all_frames
+                permuted = memory.with_all(frames)
             memory = memory.with_all(request.frames_in_memory)
             if saved is not None:
                 chosen = replace(memory, settings=saved)
                 if memory.in_memory is None and _stay(saved):
                     least = request.limit_to_stay
                     continue
-            elif memory.in_memory is not None and are_small and request.settings.shuffle:
+            elif permuted.in_memory is not None:
                 settings = replace(request.settings, num_cursors=1, run_frames=None)
-                chosen = replace(memory, settings=settings)
+                chosen = replace(permuted, settings=settings)
             else:
                 chosen = self._chosen(memory, room)
             if chosen.in_memory is None:
@@ -680,9 +698,13 @@ class _Fit:
             first_block_frames=1 + shares.rotation,
             run_frames=1 + round(shares.aligned * _ALIGNED_PARTS),
             num_shares=1 + self.groups.index(leading(self.groups)),
-            # Several shards would keep theirs, whose frames today's planner does not count.
-            resident=stays and self.request.num_shards == 1 and self.request.settings.shuffle,
+            resident=stays and self.request.settings.shuffle,
         )
+
+    @cached_property
+    def _all_frames(self) -> tuple[int, ...]:
+        """The frames of each group that rows need, about."""
+        return tuple(num_used(self.rows, group) for group in self.groups) if len(self.rows) else ()
 
     @cached_property
     def _frames_of_row(self) -> tuple[int, ...]:
@@ -780,7 +802,6 @@ class SharesOrder(PlannedOrder):
     """`order="shares"`: equal shares of a shuffled sequence of episodes."""
 
     name = "shares"
-    keeps_shards = False
     is_cursor_bound = True
 
     def plan_class(self, settings: PlanSettings, epoch: int, segment: int) -> type[Plan]:  # noqa: ARG002
@@ -795,13 +816,40 @@ class SharesOrder(PlannedOrder):
         table: ClipTable,
         episodes: EpisodeLayout,
         windows: Sequence[Window],
-        make_plan: MakePlan,  # noqa: ARG002
         *,
         are_small: bool,
     ) -> MemoryPlan:
         """See `PlannedOrder`."""
         choice = _Fit(request, table, episodes, windows)
         return choice.plan_memory(limit, saved, are_small=are_small)
+
+    def shard_frames(
+        self,
+        table: ClipTable,
+        episodes: EpisodeLayout,
+        windows: Sequence[Window],
+        settings: PlanSettings,
+        num_shards: int,
+        shards: IntArray | None,
+        frames: Sequence[SampleFrames] | None,
+    ) -> tuple[list[Intervals], tuple[int, ...]]:
+        """See `PlannedOrder`."""
+        key = EpochKey(settings.seed, 0)
+        rows = _Rows(RowTable.of(table), frame_groups(episodes, windows), settings, key, None)
+        pieces, owner = rows.pieces(num_shards)
+        if shards is not None:
+            is_chosen = np.isin(owner, shards)
+            pieces = Pieces(pieces.first[is_chosen], pieces.count[is_chosen], owner[is_chosen])
+            owner = np.searchsorted(shards, owner[is_chosen])
+        runs = _runs_of(rows.table, pieces)
+        intervals, most = list[Intervals](), list[int]()
+        finders: Sequence[SampleFrames | None] = frames or [None] * len(windows)
+        for window, find in zip(windows, finders, strict=True):
+            run_frames = RunFrames(runs, episodes.num_frames, window, find)
+            shard_of, used = united(*run_frames.intervals(owner[runs.run]))
+            most.append(int(np.bincount(shard_of, used.counts).max(initial=0)))
+            intervals.append(used.take(shard_of == 0))
+        return intervals, tuple(most)
 
     def returned(
         self,
