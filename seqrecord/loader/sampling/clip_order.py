@@ -9,8 +9,9 @@ from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.budgets import ClipCosts
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.plan import Plan, PlannedOrder
-from seqrecord.loader.sampling.runs import Runs, Window
+from seqrecord.loader.sampling.runs import Intervals, Runs, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws
+from seqrecord.loader.sampling.used_frames import SampleFrames
 
 
 class ClipOrder(PlannedOrder):
@@ -25,6 +26,21 @@ class ClipOrder(PlannedOrder):
 
             return ShuffledPlan
         return EpochPlan
+
+    def shard_frames(
+        self,
+        table: ClipTable,
+        episodes: EpisodeLayout,
+        windows: Sequence[Window],
+        settings: PlanSettings,
+        num_shards: int,
+        shards: IntArray | None,
+        frames: Sequence[SampleFrames] | None,
+    ) -> tuple[list[Intervals], tuple[int, ...]]:
+        """See `PlannedOrder`."""
+        from seqrecord.loader.sampling.fixed_shards import shard_frames
+
+        return shard_frames(table, episodes, windows, settings, num_shards, shards, frames)
 
     def returned(
         self,

@@ -555,10 +555,8 @@ class PlannedOrder(Order, ABC):
         shards: IntArray | None,
         frames: Sequence[SampleFrames] | None,
     ) -> tuple[list[Intervals], tuple[int, ...]]:
-        """See `fixed_shards.shard_frames`."""
-        from seqrecord.loader.sampling.fixed_shards import shard_frames
-
-        return shard_frames(table, episodes, windows, settings, num_shards, shards, frames)
+        """See `fixed_shards.shard_frames`; of an order that `keeps_shards`."""
+        raise NotImplementedError
 
     @abstractmethod
     def plan_class(self, settings: PlanSettings, epoch: int, segment: int) -> type[Plan]:
