@@ -24,13 +24,14 @@ from benchmarks.timing import markdown
 from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
 from seqrecord.loader.sampling.decoding_units import FrameGroup
-from seqrecord.loader.sampling.fixed_shards import shard_frames
+from seqrecord.loader.sampling.fixed_shards import shard_runs
 from seqrecord.loader.sampling.memory import FrameSizes, MemoryPlan, MemoryRequest, usual_limit
 from seqrecord.loader.sampling.plan import Plan, order_of
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.runs import Shard, Window
 from seqrecord.loader.sampling.share_orders import EpochKey, SharedOrder, order_of_shard
 from seqrecord.loader.sampling.share_settings import ShareRequest
+from seqrecord.loader.sampling.used_frames import frames_of_shards
 from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.tables.grids import ChunkGrid, IntArray
 
@@ -397,7 +398,8 @@ def _plan_memory(
     settings = replace(fitted.settings, resident=True)
     if job.num_shards > 1:
         windows = [Window.of(table.spec)] * num_groups
-        _, most = shard_frames(table, layout, windows, settings, job.num_shards)
+        of_shards = shard_runs(table, layout, windows, settings, job.num_shards)
+        _, most = frames_of_shards(*of_shards, layout.num_frames, windows)
         fitted = replace(fitted, sizes=request.sizes, in_memory=None).with_all(most)
     if fitted.in_memory is None:
         return replace(request, frames_in_memory=()).plan_memory(limit)
@@ -406,7 +408,7 @@ def _plan_memory(
 
 def _rows(plan: Plan, shard: int, job: Job, *, is_resident: bool) -> IntArray:
     """Step, rank, episode, start and reader of a shard's clips, int64[5, n]."""
-    clips = plan.merged(0, plan.num_rounds, loads=False).clips
+    clips = plan.clips(0, plan.num_rounds)
     rank, worker = divmod(shard, max(1, job.workers))
     step = clips.batch * max(1, job.workers) + worker
     reader = np.full_like(step, shard)

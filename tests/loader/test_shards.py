@@ -15,11 +15,12 @@ from benchmarks.tartanair.shuffle_quality import default_settings
 from seqrecord import ClipError, ClipSpec
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.fixed_shards import ShuffledPlan, shard_frames, shuffled
+from seqrecord.loader.sampling.fixed_shards import ShuffledPlan, shard_runs, shuffled
 from seqrecord.loader.sampling.interleaving import MOST_REREAD
 from seqrecord.loader.sampling.memory import FrameSizes, MemoryRequest
 from seqrecord.loader.sampling.plan import Plan, Round
 from seqrecord.loader.sampling.runs import Cuts, Runs, Shard, Window, cut_group, shares_of
+from seqrecord.loader.sampling.used_frames import frames_of_shards
 from tests.loader import clip_cases
 from tests.loader.clip_cases import Case, cases, episode_table, grid_of, layout_of
 
@@ -281,14 +282,16 @@ def test_loads_contain_the_frames_of_the_shard(
     window = Window.of(case.spec)
     shard = Shard(data.draw(st.integers(0, count - 1)), count)
     shards = np.array([shard.index])
-    [frames], most = shard_frames(case.table, case.episodes, [window], settings, count, shards)
+    place = case.table, case.episodes, [window], settings, count
+    of_frames = case.episodes.num_frames, [window]
+    [frames], most = frames_of_shards(*shard_runs(*place, shards), *of_frames)
     rows = {
         (episode, frame)
         for episode, begin, stop in zip(*(column.tolist() for column in frames[:3]), strict=True)
         for frame in range(begin, stop, frames.step)
     }
     assert (len(rows),) == (frames.num_frames,) == most
-    assert most <= shard_frames(case.table, case.episodes, [window], settings, count)[1]
+    assert most <= frames_of_shards(*shard_runs(*place), *of_frames)[1]
     plan = plan_of(case, settings, data.draw(st.integers(1, 3)), shard)
     clips = clips_of(plan)
     number = data.draw(st.integers(0, len(clips)))

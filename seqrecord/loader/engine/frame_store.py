@@ -96,9 +96,6 @@ class GroupFrames(ABC):
         arena: rows of the features.
     """
 
-    frees = False
-    """Whether frames are freed, or touched anew, at the ends of rounds."""
-
     def __init__(self, grid: ChunkGrid, clip_frames: ClipFrames, arena: Any) -> None:
         self.group, self.arena = grid.group, arena
         self._grid, self._clip_frames = grid, clip_frames
@@ -166,12 +163,24 @@ class GroupFrames(ABC):
                 of_loads, uses, bounds[:-1], bounds[1:], strict=True
             )
         ]
-        if self._grid.stored_grid is not None:  # decoded piece after piece
+        if grid.stored_grid is not None:  # decoded piece after piece
             earliest: dict[int, int] = {}
             for load in reversed(loads):
                 use_of = min(load.first_use, earliest.get(load.cursor, load.first_use))
                 load.first_use = earliest[load.cursor] = use_of
         return sorted(loads, key=BY_USE)
+
+    def _chunks_of(
+        self, run: IntArray, episode: IntArray, frame: IntArray, use: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """The chunks of frames, which are as for `_loads`: the indices of their first frames, their
+        first uses, and the frames `[begin, stop)` of each; int64[chunks] each.
+        """
+        chunk = self._grid.place(episode, frame)
+        opens = np.array(run_bounds(constant=frame_keys(run, chunk))[:-1])
+        begin, stop = self._grid.bounds(episode[opens], chunk[opens])
+        stop = np.minimum(stop, self._clip_frames.num_frames[episode[opens]])
+        return opens, np.minimum.reduceat(use, opens), begin, stop
 
 
 class MappedRows:
@@ -216,8 +225,6 @@ class RunFrames(GroupFrames):
         place: of the group in the plan.
         bounds: of the cursors' rows in the arena.
     """
-
-    frees = True
 
     def __init__(
         self, plan: Plan, place: int, clip_frames: ClipFrames, arena: Any, bounds: list[int]
@@ -302,23 +309,18 @@ class RunFrames(GroupFrames):
         `frames_of_read` where frames are read one by one.
         """
         episode = self._plan.episode_of_run[run]
-        chunk = self._grid.place(episode, frame)
-        opens = np.array(run_bounds(constant=frame_keys(run, chunk))[:-1])
-        first_use = np.minimum.reduceat(use, opens)
-        run, episode, chunk = run[opens], episode[opens], chunk[opens]
-        begin, stop = self._grid.bounds(episode, chunk)
-        stop = np.minimum(stop, self._clip_frames.num_frames[episode])
+        opens, use, begin, stop = self._chunks_of(run, episode, frame, use)
         if self._grid.by_frame:  # as many as are worth a read of their own
             ends = np.append(opens[1:], len(frame)) - 1
             begin = frame[opens]
             stop = np.minimum(stop, np.maximum(begin + self._worth, frame[ends] + 1))
         owner, offset = ragged_arange(stop - begin)
         frames = begin[owner] + offset
-        index, place = self._table.known(run[owner], frames)
+        run = run[opens][owner]
+        index, place = self._table.known(run, frames)
         is_missing = self._table.row[place] == NO_ROW
         index, place = index[is_missing], place[is_missing]
-        owner = owner[index]
-        return run[owner], frames[index], place, first_use[owner]
+        return run[index], frames[index], place, use[owner[index]]
 
     def place(self, waiting: list[Load], *, ahead: bool) -> list[AssignedLoad]:
         """See `GroupFrames`."""
@@ -507,12 +509,8 @@ class ResidentFrames(RowFrames):
         self, episode: IntArray, frame: IntArray, use: IntArray
     ) -> tuple[IntArray, IntArray, IntArray]:
         """The frames of the same chunks that clips of the plan use, and have not been asked for."""
-        chunk = self._grid.place(episode, frame)
-        opens = np.array(run_bounds(constant=frame_keys(episode, chunk))[:-1])
-        use = np.minimum.reduceat(use, opens)
-        episode, chunk = episode[opens], chunk[opens]
-        begin, stop = self._grid.bounds(episode, chunk)
-        stop = np.minimum(stop, self._clip_frames.num_frames[episode])
+        opens, use, begin, stop = self._chunks_of(episode, episode, frame, use)
+        episode = episode[opens]
         owner, offset = ragged_arange(stop - begin)
         frame = begin[owner] + offset
         rows = self._frame_rows.find(episode[owner], frame)

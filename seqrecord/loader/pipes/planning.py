@@ -31,6 +31,7 @@ from seqrecord.loader.sampling.memory import (
 )
 from seqrecord.loader.sampling.plan import Plan, PlannedOrder
 from seqrecord.loader.sampling.runs import Intervals, Shard
+from seqrecord.loader.sampling.used_frames import frames_of_shards
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
 from seqrecord.store.text import shown_place
@@ -437,12 +438,14 @@ class Planner:
     def _shard_frames(
         self, num_shards: int, settings: PlanSettings, shard: Shard | None = None
     ) -> tuple[list[Intervals], tuple[int, ...]]:
-        """See `shard_frames`."""
+        """See `frames_of_shards`; of one shard, or of all."""
         view, shards = self.view, None if shard is None else np.array([shard.index])
         table, windows = view.samples.common.clips, view.group_windows
         frames = view.group_frames(0) if view.has_fixed_frames else None
-        place = table, view.episodes, windows, settings, num_shards, shards, frames
-        return self.order.shard_frames(*place)
+        place = table, view.episodes, windows, settings, num_shards, shards
+        return frames_of_shards(
+            *self.order.shard_runs(*place), view.episodes.num_frames, windows, frames
+        )
 
     def staying_rows(
         self, shard: Shard, segments: Segments, settings: PlanSettings

@@ -9,9 +9,8 @@ from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.budgets import ClipCosts
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.plan import Plan, PlannedOrder
-from seqrecord.loader.sampling.runs import Intervals, Runs, Window
+from seqrecord.loader.sampling.runs import Runs, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws
-from seqrecord.loader.sampling.used_frames import SampleFrames
 
 
 class ClipOrder(PlannedOrder):
@@ -27,7 +26,7 @@ class ClipOrder(PlannedOrder):
             return ShuffledPlan
         return EpochPlan
 
-    def shard_frames(
+    def shard_runs(
         self,
         table: ClipTable,
         episodes: EpisodeLayout,
@@ -35,12 +34,11 @@ class ClipOrder(PlannedOrder):
         settings: PlanSettings,
         num_shards: int,
         shards: IntArray | None,
-        frames: Sequence[SampleFrames] | None,
-    ) -> tuple[list[Intervals], tuple[int, ...]]:
+    ) -> tuple[Runs, IntArray]:
         """See `PlannedOrder`."""
-        from seqrecord.loader.sampling.fixed_shards import shard_frames
+        from seqrecord.loader.sampling.fixed_shards import shard_runs
 
-        return shard_frames(table, episodes, windows, settings, num_shards, shards, frames)
+        return shard_runs(table, episodes, windows, settings, num_shards, shards)
 
     def returned(
         self,

@@ -25,8 +25,7 @@ from seqrecord.loader.sampling.budgets import Stream
 from seqrecord.loader.sampling.epoch import EpochLayout, EpochPlan, key_of_segment
 from seqrecord.loader.sampling.plan import Clips, Frees, GroupRound, Loads, Round
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
-from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
-from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames, united
+from seqrecord.loader.sampling.runs import Runs, Shard, Window
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.tables.grids import frame_keys, ragged_arange, split_keys
 
@@ -70,39 +69,22 @@ def shuffled_stream(
     return Stream(places[order], np.array([0, len(places)]))
 
 
-def shard_frames(
+def shard_runs(
     table: ClipTable,
     episodes: EpisodeLayout,
     windows: Sequence[Window],
     settings: PlanSettings,
     num_shards: int,
     shards: IntArray | None = None,
-    frames: Sequence[SampleFrames | None] | None = None,
-) -> tuple[list[Intervals], tuple[int, ...]]:
-    """The frames of each group used in epoch 0 by the first of `shards`, and the greatest number of
-    frames of each group in any of them.
+) -> tuple[Runs, IntArray]:
+    """The runs of `shards` in epoch 0, and the place of each row's shard in them, int64[rows].
 
-    `shards` are shard numbers, int64; by default all. `frames` find the frames of clips in each
-    group, if these are equal in all epochs; by default, all within reach may be used.
+    `shards` are shard numbers, int64; by default all.
     """
     layout = EpochLayout.of(table, episodes, windows, settings, num_shards)
-    shards = np.arange(num_shards) if shards is None else shards
-    runs, shares = layout.share_out(table, shards)
+    runs, shares = layout.share_out(table, np.arange(num_shards) if shards is None else shards)
     rows, share = runs.slices(shares.start.ravel(), shares.stop.ravel())
-    shard = share // max(1, shares.start.shape[1])
-    intervals, max_counts = [], []
-    for window, frames_of_group in zip(windows, frames or [None] * len(windows), strict=True):
-        run_frames = RunFrames(rows, episodes.num_frames, window, frames_of_group)
-        shard_of, used = united(*run_frames.intervals(shard))
-        counts = np.bincount(shard_of, used.counts, len(shards))
-        max_counts.append(int(counts.max(initial=0)))
-        intervals.append(used.take(shard_of == 0))
-    return intervals, tuple(max_counts)
-
-
-def num_shuffled_rounds(num_clips: int) -> int:
-    """The number of rounds of a shuffle."""
-    return -(-num_clips // _ROUND)
+    return rows, share // max(1, shares.start.shape[1])
 
 
 class ShuffledPlan(EpochPlan):
@@ -117,7 +99,7 @@ class ShuffledPlan(EpochPlan):
         _, runs, shares = self._share_out(table, 0, 0)
         has_clips = shares.stop > shares.start
         self._mine, _ = runs.slices(shares.start[has_clips], shares.stop[has_clips])
-        self.num_rounds = num_shuffled_rounds(self.num_clips)
+        self.num_rounds = -(-self.num_clips // _ROUND)
         self.num_cursors = min(1, self.num_clips)
         self._resident = [0] * len(self._windows)
 

@@ -400,7 +400,7 @@ class Plan(ABC):
         frames = 0
         for grid, window in zip(self.grids, self._windows, strict=True):
             if window.whole:
-                return self._cursors.runs.num_clips
+                return int(self.end_of_run.max(initial=0))
             frames = max(frames, int(grid.max_chunk_frames.max(initial=1)) + 2 * window.span)
         return frames // self._spec.stride + 2
 
@@ -426,7 +426,7 @@ class Plan(ABC):
         for begin, end in self.spans(index):
             if count >= skip + last - first:
                 break
-            parts.append(self.merged(begin, end, loads=False).clips)
+            parts.append(self.clips(begin, end))
             count += len(parts[-1])
         columns = zip(*(vars(part).values() for part in parts), strict=True)
         return Clips(*map(np.concatenate, columns)).rows(skip, skip + last - first)
@@ -545,7 +545,7 @@ class PlannedOrder(Order, ABC):
         """
         return None
 
-    def shard_frames(
+    def shard_runs(
         self,
         table: ClipTable,
         episodes: EpisodeLayout,
@@ -553,9 +553,10 @@ class PlannedOrder(Order, ABC):
         settings: PlanSettings,
         num_shards: int,
         shards: IntArray | None,
-        frames: Sequence[SampleFrames] | None,
-    ) -> tuple[list[Intervals], tuple[int, ...]]:
-        """See `fixed_shards.shard_frames`; of an order that `keeps_shards`."""
+    ) -> tuple[Runs, IntArray]:
+        """The runs of `shards`, int64, by default of all, in epoch 0 of an order that
+        `keeps_shards`; and the place of each row's shard in them, int64[rows].
+        """
         raise NotImplementedError
 
     @abstractmethod

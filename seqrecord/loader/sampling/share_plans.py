@@ -52,7 +52,7 @@ from seqrecord.loader.sampling.order_batches import (
 )
 from seqrecord.loader.sampling.plan import Clips, Plan, PlannedOrder
 from seqrecord.loader.sampling.row_tables import RowTable
-from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
+from seqrecord.loader.sampling.runs import Runs, Shard, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws
 from seqrecord.loader.sampling.share_orders import (
     EpochKey,
@@ -69,7 +69,6 @@ from seqrecord.loader.sampling.share_settings import (
     ShareRequest,
     ShareSettings,
 )
-from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames, united
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.tables.grids import ragged_arange
 from seqrecord.store.text import counted
@@ -258,7 +257,7 @@ class SharesPlan(Plan):
             lengths = self.costs.lengths(self._table.samples(emitted))
             self.batches = self.batches.arranged(ends, lengths)
         elif settings.last_batch == "drop":
-            self.num_clips = self._rows_of(self.num_batches)
+            self.num_clips = self.batches.first_clip(self.num_batches)
         else:
             self.num_clips = order.num_rows + self.num_repeated
         self.num_dropped = max(0, order.num_rows + self.num_repeated - self.num_clips)
@@ -274,10 +273,6 @@ class SharesPlan(Plan):
         draws = self.batches.draws
         assert draws is not None
         return draws.clips(self.batches.frames(batch))
-
-    def _rows_of(self, batch: int) -> int:
-        """The clips of so many batches."""
-        return self.batches.first_clip(batch)
 
     def _lay_out_rounds(self) -> None:
         """Set `num_rounds` and `_before`."""
@@ -390,16 +385,6 @@ class SharesPlan(Plan):
         episode, start = self._table.locate(row)
         return ClipKeys(episode, start, self._table.samples(row), np.zeros_like(start))
 
-    @cached_property
-    def reach(self) -> int:
-        """See `Plan`."""
-        frames = 0
-        for grid, window in zip(self.grids, self._windows, strict=True):
-            if window.whole:
-                return len(self._table)
-            frames = max(frames, int(grid.max_chunk_frames.max(initial=1)) + 2 * window.span)
-        return frames // self._spec.stride + 2
-
     def clips(self, start: int, stop: int) -> Clips:
         """See `Plan`."""
         begin, end = int(self._before[start]), int(self._before[stop])
@@ -424,12 +409,6 @@ class SharesPlan(Plan):
         index, skip = self.locate_clip(first)
         stop = int(np.searchsorted(self._before, last, side="left"))
         return self.clips(index, max(stop, index)).rows(skip, skip + last - first)
-
-    def merged(self, start: int, stop: int, *, loads: bool = True) -> Any:  # noqa: ARG002
-        """See `Plan`."""
-        from seqrecord.loader.sampling.plan import Round
-
-        return Round(start, self.clips(start, stop), ())
 
     def _planned_runs(self) -> Runs:
         return _runs_of(self._table, self._pieces)
@@ -458,7 +437,6 @@ class _PositionRounds:
             by_first = np.argsort(pieces.first)
             first, count = pieces.first[by_first], pieces.count[by_first]
         self.pieces = Pieces(first, count, np.zeros_like(first))
-        self.num_cursors = min(1, len(table))
         self.num_rounds = -(-order.num_rows // _ROUND)
 
     def before(self, rounds: IntArray) -> IntArray:
@@ -482,7 +460,6 @@ class _SequenceRounds:
     def __init__(self, order: SequenceOrder, step: int) -> None:
         self._order, self.pieces, self.num_rows = order, order.pieces, order.num_rows
         self._counts, self._step = order.counts, step
-        self.num_cursors = int((order.counts > 0).sum())
         self.num_rounds = -(-int(order.counts.max(initial=0)) // step)
 
     def before(self, rounds: IntArray) -> IntArray:
@@ -559,17 +536,6 @@ def frame_groups(
         )
         for window, grid, size in zip(windows, episodes.groups, sizes, strict=True)
     ]
-
-
-def _shares_of(settings: PlanSettings) -> ShareSettings:
-    parts = settings.run_frames
-    return ShareSettings(
-        settings.num_cursors,
-        settings.block_frames,
-        1.0 if parts is None else (parts - 1) / _ALIGNED_PARTS,
-        is_resident=settings.resident,
-        is_permuted=parts is None,
-    )
 
 
 @dataclass(frozen=True)
@@ -823,7 +789,7 @@ class SharesOrder(PlannedOrder):
         choice = _Fit(request, table, episodes, windows)
         return choice.plan_memory(limit, saved, are_small=are_small)
 
-    def shard_frames(
+    def shard_runs(
         self,
         table: ClipTable,
         episodes: EpisodeLayout,
@@ -831,8 +797,7 @@ class SharesOrder(PlannedOrder):
         settings: PlanSettings,
         num_shards: int,
         shards: IntArray | None,
-        frames: Sequence[SampleFrames] | None,
-    ) -> tuple[list[Intervals], tuple[int, ...]]:
+    ) -> tuple[Runs, IntArray]:
         """See `PlannedOrder`."""
         key = EpochKey(settings.seed, 0)
         rows = _Rows(RowTable.of(table), frame_groups(episodes, windows), settings, key, None)
@@ -842,14 +807,7 @@ class SharesOrder(PlannedOrder):
             pieces = Pieces(pieces.first[is_chosen], pieces.count[is_chosen], owner[is_chosen])
             owner = np.searchsorted(shards, owner[is_chosen])
         runs = _runs_of(rows.table, pieces)
-        intervals, most = list[Intervals](), list[int]()
-        finders: Sequence[SampleFrames | None] = frames or [None] * len(windows)
-        for window, find in zip(windows, finders, strict=True):
-            run_frames = RunFrames(runs, episodes.num_frames, window, find)
-            shard_of, used = united(*run_frames.intervals(owner[runs.run]))
-            most.append(int(np.bincount(shard_of, used.counts).max(initial=0)))
-            intervals.append(used.take(shard_of == 0))
-        return intervals, tuple(most)
+        return runs, owner[runs.run]
 
     def returned(
         self,

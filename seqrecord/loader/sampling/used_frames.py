@@ -14,7 +14,7 @@ Clips near each other leave out no frame: `Window.solid`. Only frames of other r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -197,6 +197,33 @@ def united(part: IntArray, intervals: Intervals) -> tuple[IntArray, Intervals]:
     openings = np.flatnonzero(np.append(True, apart)[: len(part)])
     stops = split_keys(reached[np.append(openings[1:], len(part))[: len(openings)] - 1])[1]
     return part[openings], Intervals(episode[openings], begin[openings], stops, step)
+
+
+def frames_of_shards(
+    runs: Runs,
+    shard: IntArray,
+    num_frames: IntArray,
+    windows: Sequence[Window],
+    frames: Sequence[SampleFrames] | None = None,
+) -> tuple[list[Intervals], tuple[int, ...]]:
+    """The frames of each group that shard 0 uses, and the greatest number of frames of each group
+    in any shard.
+
+    Args:
+        runs: of all shards.
+        shard: of each row of `runs`, int64[rows].
+        num_frames: length of each episode, int64[episodes].
+        windows: of the groups.
+        frames: functions that find the frames of clips in each group, if these are equal in all
+            epochs; by default, all within reach may be used.
+    """
+    intervals, most = list[Intervals](), list[int]()
+    finders: Sequence[SampleFrames | None] = frames or [None] * len(windows)
+    for window, find in zip(windows, finders, strict=True):
+        shard_of, used = united(*RunFrames(runs, num_frames, window, find).intervals(shard))
+        most.append(int(np.bincount(shard_of, used.counts).max(initial=0)))
+        intervals.append(used.take(shard_of == 0))
+    return intervals, tuple(most)
 
 
 class UsedPlaces:

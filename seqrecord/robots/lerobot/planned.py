@@ -149,7 +149,7 @@ class ClipPlanner:
 def clip_numbers(plan: Plan, begin: int, first_items: IntArray) -> Iterator[int]:
     """The item numbers of a plan's clips from clip `first` on."""
     round_index, num_skipped = plan.locate_clip(begin)
-    clips = (plan.merged(*span, loads=False).clips for span in plan.spans(round_index))
+    clips = (plan.clips(*span) for span in plan.spans(round_index))
     item_numbers = (
         item
         for round_clips in clips
