@@ -11,6 +11,7 @@ import ctypes
 import gc
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,9 @@ def measure(small: str, path: str, case: str) -> None:
     begin, rows = own_bytes(), []
 
     def note() -> None:
+        own = -1
+        while own != (own := own_bytes()):  # threads of the engine load ahead: until they wait
+            time.sleep(0.05)
         stats = pipe.stats()
         rows.append((stats["private_bytes"], stats["planned_bytes"], own_bytes() - begin))
 
