@@ -16,22 +16,22 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
+from seqrecord.loader.sampling.fixed_shards import shard_runs
+from seqrecord.loader.sampling.memory import FrameSizes, MemoryPlan, MemoryRequest, usual_limit
+from seqrecord.loader.sampling.plan import Plan, order_of
+from seqrecord.loader.sampling.used_frames import frames_of_shards
 
 from benchmarks.mixing import EpochRows, Figure, Mixing, measure
 from benchmarks.prose import write as write_block
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, PAGE, commit_line
 from benchmarks.timing import markdown
 from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
-from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
 from seqrecord.loader.sampling.decoding_units import FrameGroup
-from seqrecord.loader.sampling.fixed_shards import shard_runs
-from seqrecord.loader.sampling.memory import FrameSizes, MemoryPlan, MemoryRequest, usual_limit
-from seqrecord.loader.sampling.plan import Plan, order_of
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.runs import Shard, Window
 from seqrecord.loader.sampling.share_orders import EpochKey, SharedOrder, order_of_shard
 from seqrecord.loader.sampling.share_settings import ShareRequest
-from seqrecord.loader.sampling.used_frames import frames_of_shards
 from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.tables.grids import ChunkGrid, IntArray
 

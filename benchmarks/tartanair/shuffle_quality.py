@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
+from seqrecord.loader.sampling.epoch import EpochPlan
+from seqrecord.loader.sampling.memory import AHEAD, FrameSizes, MemoryRequest
 
 from benchmarks.mixing import EpochRows, Mixing, mean, shuffled_episodes
 from benchmarks.mixing import measure as measure_rows
 from benchmarks.prose import write as write_block
 from benchmarks.timing import commit_of_code
 from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
-from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
-from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.memory import AHEAD, FrameSizes, MemoryRequest
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.tables.grids import ChunkGrid

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
+from seqrecord.loader.sampling.epoch import EpochPlan
 
 from benchmarks.mixing import EpochRows, measure
 from benchmarks.tartanair import default_mixing, order_training, shuffle_quality
@@ -30,8 +32,6 @@ from benchmarks.tartanair.order_training import ORDERS, Setup, main, prepare
 from benchmarks.timing import ROOT
 from seqrecord import ClipSpec
 from seqrecord.loader.clips.tables import enumerate_clips
-from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
-from seqrecord.loader.sampling.epoch import EpochPlan
 
 SETUP = Setup(scenes=2, frames=16, epochs=2, buffer=4)
 TINY = ["--scenes", "2", "--frames", "16", "--epochs", "1", "--buffer", "4", "--seeds", "2"]

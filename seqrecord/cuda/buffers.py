@@ -50,7 +50,7 @@ from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.tensors import tensor_of, torch_dtype
 from seqrecord.loader.engine.vectors import VectorStep, VectorSteps, bits_of
 from seqrecord.loader.frames.array_specs import ArraySpec
-from seqrecord.loader.sampling.memory import CONSUMER
+from seqrecord.loader.sampling.frame_sizes import CONSUMER
 from seqrecord.store.tables.grids import run_bounds
 from seqrecord.store.value_kinds import BLOBS, RAGGED_ARRAYS, TEXTS, ValueKind
 

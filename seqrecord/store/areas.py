@@ -103,9 +103,6 @@ ORDERS: Mapping[str, str] = {
 }
 """Orders of epochs by name, see `loader.sampling.orders`."""
 
-TEMPORARY_ORDERS: Mapping[str, str] = {"shares": "seqrecord.loader.sampling.share_plans:SHARES"}
-"""The same, of names that no message has."""
-
 CODEC_KINDS: Mapping[str, str] = {"video": "video"}
 """Page kind by the id of a feature's codec. With other codecs, pages are `encoded`."""
 

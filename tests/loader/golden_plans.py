@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from seqrecord import ClipSpec
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
+
+from seqrecord import ClipSpec
 from seqrecord.loader.sampling.runs import Shard
 from tests.loader.clip_cases import clips_of, episode_table
 

@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.budgets import ClipCosts
+from seqrecord.loader.sampling.epoch import EpochPlan
+from seqrecord.loader.sampling.plan import Frees, Loads, Plan, Round
 
 from seqrecord import ClipError, ClipSpec
 from seqrecord.loader.clips.frames import COPIES
@@ -21,10 +25,6 @@ from seqrecord.loader.clips.tables import (
     MissingFrames,
     enumerate_clips,
 )
-from seqrecord.loader.sampling.bounds import PlanSettings
-from seqrecord.loader.sampling.budgets import ClipCosts
-from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.plan import Frees, Loads, Plan, Round
 from seqrecord.loader.sampling.runs import Runs, Shard, Window
 from seqrecord.loader.sampling.sequences import SEQUENCES
 from tests.loader.clip_cases import Case, cases, grid_of, specs

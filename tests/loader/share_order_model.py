@@ -181,10 +181,12 @@ def batches_of_shards(epoch: Epoch) -> list[list[list[int]]]:
     settings, num, size, total = epoch.settings, epoch.num_shards, epoch.size, len(epoch.rows)
     key, shards, orders = key_of(Purpose.SHARES_OF_EPOCH, *epoch.key), range(num), list[list[int]]()
     if epoch.kind != "shuffled":
-        rows, shares = list(range(total)), num
+        rows, cursors = list(range(total)), 1
         if epoch.kind == "sequences":
-            rows, shares = circle_of(epoch, key)[0], num * size
-        parts = [rows[k * total // shares : (k + 1) * total // shares] for k in range(shares)]
+            rows, cursors = circle_of(epoch, key)[0], size
+        counts = [total // num + (s < total % num) for s in shards]
+        lengths = [n // cursors + (c < n % cursors) for c in range(cursors) for n in counts]
+        parts = [rows[i:j] for i, j in pairwise(accumulate(lengths, initial=0))]
         orders = [[x[b] for b in range(total) for x in parts[s::num] if b < len(x)] for s in shards]
     elif settings.is_permuted:
         orders = [[permute(i, total, key) for i in range(s, total, num)] for s in shards]

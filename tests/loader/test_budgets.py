@@ -18,10 +18,6 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
-
-from seqrecord import Budget, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
-from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.loader.sampling.budgets import (
     ClipCosts,
     Stream,
@@ -29,6 +25,10 @@ from seqrecord.loader.sampling.budgets import (
     batches_of_window,
     costs_of_batches,
 )
+from torch.utils.data import DataLoader
+
+from seqrecord import Budget, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
+from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from tests.kit.command_line import main
 from tests.kit.datasets import columns, write_dataset
 

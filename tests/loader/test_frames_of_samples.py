@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from seqrecord.loader.sampling.used_frames import UsedPlaces
 
 import seqrecord
 from seqrecord import (
@@ -31,7 +32,6 @@ from seqrecord import (
     open_source,
 )
 from seqrecord.loader.clips.frame_lists import FrameLists
-from seqrecord.loader.sampling.used_frames import UsedPlaces
 from seqrecord.samples import SampleRandom, Samples, dilate, reverse
 from tests.formats.cases import index_source
 from tests.kit.clip_data import minimum_memory

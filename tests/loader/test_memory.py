@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from seqrecord.loader.pipes.run_memory import predict_memory
+from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
+from seqrecord.loader.sampling.epoch import EpochPlan
+from seqrecord.loader.sampling.memory import CONSUMER, FrameSizes, MemoryPlan, MemoryRequest
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordPipe, SeqRecordWriter
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.engine.buffers import ChunkBuffers
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.run_memory import predict_memory
-from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
-from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.memory import CONSUMER, FrameSizes, MemoryPlan, MemoryRequest
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.samples import every
 from seqrecord.store.storage.base import StorageWrapper

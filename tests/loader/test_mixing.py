@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
+from seqrecord.loader.sampling.epoch import EpochPlan
+from seqrecord.loader.sampling.memory import FrameSizes, MemoryRequest
 from torch.utils.data import DataLoader
 
 import seqrecord
@@ -29,9 +32,6 @@ from benchmarks.tartanair.shuffle_quality import (
 from seqrecord import ClipSpec, EngineOptions, SeqRecordPipe, samples
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
-from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
-from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.memory import FrameSizes, MemoryRequest
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.processes.machine import process_memory
 from seqrecord.store.storage.local import LocalStorage

@@ -336,7 +336,7 @@ def test_batches_of_a_size_and_of_drawn_sizes(last_batch: LastBatch, seed: int) 
     orders: list[RowOrder] = [PermutedOrder(len(table), 3, n, count) for n in range(count)]
     if rng.random() < 0.4:
         sequence = EpisodeSequence.shuffled(table, seed)
-        orders = [SequenceOrder(sequence, count, n, size) for n in range(count)]
+        orders = [SequenceOrder.of(sequence, count, n, size) for n in range(count)]
     is_drawn = rng.random() < 0.5
 
     def sizes(batch: IntArray) -> IntArray:

@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.epoch import EpochPlan
+from seqrecord.loader.sampling.plan import Plan
 from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import ClipError, SeqRecordIterableDataset
 from seqrecord.loader.rules import Rule
-from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.clip_order import ClipOrder
-from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.orders import ORDERS
-from seqrecord.loader.sampling.plan import Plan
 from tests.kit.clip_data import all_names
 from tests.kit.datasets import columns, noise, write_dataset, written_once
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from seqrecord import ClipError, ClipSpec, StateError
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
-from seqrecord.loader.sampling.elastic import find_remaining, items_of_workers
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.fixed_shards import ShuffledPlan
 from seqrecord.loader.sampling.plan import Plan
+
+from seqrecord import ClipError, ClipSpec, StateError
+from seqrecord.loader.sampling.elastic import find_remaining, items_of_workers
 from seqrecord.loader.sampling.runs import Runs, Shard, remaining_table
 from seqrecord.loader.sampling.sequences import SequencePlan
 from tests.loader.clip_cases import Case, episode_table, listed_clips

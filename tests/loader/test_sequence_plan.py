@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from hypothesis import example, given
+from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.sequences import SequencePlan, count_unused_frames
 from tests.loader.clip_cases import Case, cases

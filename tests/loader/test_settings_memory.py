@@ -51,7 +51,7 @@ def test_walked_memory_is_within_the_room(counts: IntArray, offsets: IntArray, u
     table = table_of(counts)
     groups = [group_of(table, offsets, unit, 20_000)]
     for room in (1_000_000, 4_000_000, 20_000_000):
-        settings = ShareRequest(table, groups, 16, num_ranks=2, room=room).choose()
+        settings = ShareRequest(table, groups, 16, num_ranks=2).choose(room)
         for epoch in range(3):
             order = order_of_shard(table, groups, settings, EpochKey(1, epoch), 0, 2, 16)
             assert isinstance(order, SharedOrder)

@@ -10,17 +10,17 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from benchmarks.tartanair.shuffle_quality import default_settings
-from seqrecord import ClipError, ClipSpec
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.fixed_shards import ShuffledPlan, shard_runs, shuffled
 from seqrecord.loader.sampling.interleaving import MOST_REREAD
 from seqrecord.loader.sampling.memory import FrameSizes, MemoryRequest
 from seqrecord.loader.sampling.plan import Plan, Round
-from seqrecord.loader.sampling.runs import Cuts, Runs, Shard, Window, cut_group, shares_of
 from seqrecord.loader.sampling.used_frames import frames_of_shards
+
+from benchmarks.tartanair.shuffle_quality import default_settings
+from seqrecord import ClipError, ClipSpec
+from seqrecord.loader.sampling.runs import Cuts, Runs, Shard, Window, cut_group, shares_of
 from tests.loader import clip_cases
 from tests.loader.clip_cases import Case, cases, episode_table, grid_of, layout_of
 

@@ -97,7 +97,7 @@ def orders_of(table: RowTable, groups: list[FrameGroup], epoch: Epoch) -> list[R
     shards = range(epoch.num_shards)
     if epoch.kind == "sequences":
         sequence = EpisodeSequence.shuffled(table, epoch.key.of())
-        return [SequenceOrder(sequence, len(shards), s, epoch.size) for s in shards]
+        return [SequenceOrder.of(sequence, len(shards), s, epoch.size) for s in shards]
     inputs = table, groups, epoch.settings, epoch.key
     sizes, shuffle = (len(shards), epoch.size), epoch.kind == "shuffled"
     return [

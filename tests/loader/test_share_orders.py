@@ -34,7 +34,7 @@ def orders_of(
     )
     if kind == "sequences":
         sequence = EpisodeSequence.shuffled(table, seed)
-        return [SequenceOrder(sequence, num_shards, s, size) for s in range(num_shards)], size
+        return [SequenceOrder.of(sequence, num_shards, s, size) for s in range(num_shards)], size
     epoch = EpochKey(seed, 2, segment)
     shuffle = kind != "unshuffled"
     return [

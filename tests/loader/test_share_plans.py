@@ -1,4 +1,4 @@
-"""`order="shares"`: the order of shares, through a pipe on the engine of plans."""
+"""`order="clips"`: the order of shares, through a pipe on the engine of plans."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ records = written_once(write_all, GROUPS)
 
 def shares(path: Path, **options: Any) -> SeqRecordPipe:
     given = {"clip_len": 4, "batch_size": 4, "features": ["image", "pose"], "seed": 3}
-    return SeqRecordPipe(path, **{**given, "order": "shares", **options})
+    return SeqRecordPipe(path, **{**given, "order": "clips", **options})
 
 
 def by_number(path: Path, **options: Any) -> dict[tuple[str, int], dict[str, Any]]:
@@ -125,7 +125,7 @@ def test_each_clip_comes_once_with_its_values(
 def test_any_arguments_deliver_the_clips_of_the_model(records: Path, data: Any) -> None:
     case = data.draw(st.booleans().flatmap(lambda rated: cases(rated=rated)))
     assume("rotate=True" not in repr(case.options.get("samples")))  # of which epochs differ
-    case.options.update(order="shares", shuffle=True)
+    case.options.update(order="clips", shuffle=True)
     if case.options["last_batch"] == "drop":
         case.options["last_batch"] = "keep"
     check_case(records, case)

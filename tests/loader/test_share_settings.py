@@ -29,7 +29,7 @@ def test_memory_lowers_blocks_and_then_cursors() -> None:
     frames = 1 << 62
     seen = list[tuple[int, int]]()
     for room in (10**7, 10**6, 3 * 10**5, 10**5, 3 * 10**4, 10**4):
-        settings = replace(request, room=room).choose()
+        settings = request.choose(room)
         seen.append((settings.num_cursors, settings.block_rows))
         used = settings.num_cursors * (SPAN - 1 + 2 * settings.block_rows) * 1000
         assert used <= room
@@ -44,12 +44,12 @@ def test_memory_lowers_blocks_and_then_cursors() -> None:
 def test_frames_are_decoded_again_where_one_cursor_does_not_fit() -> None:
     """Windows reach 100 frames ahead, whose 101 frames of a clip do not fit; 16 of them do."""
     request = replace(request_of([300] * 5, offset=100), beside=5000)
-    whole = replace(request, room=10**6).choose()
+    whole = request.choose(10**6)
     assert (whole.gap, whole.redecoded) == (None, 0)
-    few = replace(request, room=30_000).choose()
+    few = request.choose(30_000)
     assert few.num_cursors == few.block_rows == 1
     assert few.gap is not None
     assert few.gap < 100
     assert few.redecoded == pytest.approx(1 / 3, rel=0.1)
     with pytest.raises(MemoryLimitError, match=r"one clip do not fit(.|\n)*at least"):
-        replace(request, room=7_000).choose()
+        request.choose(7_000)

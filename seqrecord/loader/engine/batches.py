@@ -18,7 +18,7 @@ from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.arena import RaggedFrames
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.loader.sampling.plan import Clips
+from seqrecord.loader.sampling.epoch_plans import Clips
 from seqrecord.store.processes.threads import ThreadPool
 
 if TYPE_CHECKING:

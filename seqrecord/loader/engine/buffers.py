@@ -35,7 +35,7 @@ from seqrecord.loader.engine.batches import (
 from seqrecord.loader.engine.pools import BufferPool, FreshPool, HostArrays, view_of
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.frames.array_specs import ArraySpec
-from seqrecord.loader.sampling.memory import MAX_LOADS
+from seqrecord.loader.sampling.frame_sizes import MAX_LOADS
 from seqrecord.store.bfloat16 import numbers_of
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.tables.grids import run_bounds

@@ -61,8 +61,8 @@ from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.workers import Loading, WorkerPool
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.reading.chunk_store import ChunkStore
-from seqrecord.loader.sampling.memory import CONSUMER, Memory
-from seqrecord.loader.sampling.plan import Clips, Plan
+from seqrecord.loader.sampling.epoch_plans import Clips, EpochPlan
+from seqrecord.loader.sampling.frame_sizes import CONSUMER, Memory
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec
@@ -100,7 +100,7 @@ class Job:
     """
 
     dataset: Dataset
-    plan: Plan
+    plan: EpochPlan
     clip_frames: ClipFrames
     specs: Mapping[str, ArraySpec]
     made: Mapping[str, ArraySpec]
@@ -135,10 +135,9 @@ class Executor:
     From remote storage, chunks without rows are read ahead and decoded later.
 
     Args:
-        memory: settings of the plan. `num_rows` has the rows of each arena, at least
-            `max_resident_frames` of its group; more rows let loads run ahead. `prefetch` is the
-            number of batches under construction or ready. If a plan consists of single clips,
-            `together` of its batches are delivered as one.
+        memory: of the plan. `num_rows` has the rows of each arena; more rows let loads run ahead.
+            `prefetch` is the number of batches under construction or ready. If a plan consists of
+            single clips, `together` of its batches are delivered as one.
         num_threads: threads for copies, and the maximum for loads.
         cache: memory kept between iterations.
         device: device of arenas and batches. Default: host.
@@ -280,7 +279,7 @@ class Executor:
                 is_whole = group.group in in_chunks
                 yield ResidentFrames(grid, clip_frames, arena, rows, used, in_chunks=is_whole)
             elif arena.specs:
-                bounds = group.cursor_bounds(arena.num_rows, plan.num_cursors)
+                bounds = plan.cursor_bounds(arena.num_rows)
                 yield RunFrames(plan, place, clip_frames, arena, bounds)
             if (mapped := self._mapped.get(group.group)) is None:
                 continue
@@ -574,7 +573,7 @@ def _needs(
     )
 
 
-def _most_clips(plan: Plan) -> int:
+def _most_clips(plan: EpochPlan) -> int:
     """The clips of a plan's largest batch."""
     if plan.costs is not None:
         sizes = (plan.first_clip(i + 1) - plan.first_clip(i) for i in range(plan.num_batches))
@@ -584,7 +583,7 @@ def _most_clips(plan: Plan) -> int:
     return plan.first_clip(1) if plan.num_batches else 1
 
 
-def _most_frames(plan: Plan) -> int | None:
+def _most_frames(plan: EpochPlan) -> int | None:
     """The frames of a plan's largest batch, padding included, if frames vary between batches."""
     costs, batches = plan.costs, plan.batches
     if costs is None:

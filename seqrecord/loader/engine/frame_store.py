@@ -39,7 +39,7 @@ from seqrecord.loader.engine.frame_table import ASKED, NO_ROW, FrameTable, Rows
 from seqrecord.loader.engine.loads import BY_USE, AssignedLoad, Load
 from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.sampling.decoding_units import frames_of_read
-from seqrecord.loader.sampling.plan import Clips, Plan
+from seqrecord.loader.sampling.epoch_plans import Clips, EpochPlan
 from seqrecord.store.tables.grids import (
     ChunkGrid,
     distinct,
@@ -227,7 +227,7 @@ class RunFrames(GroupFrames):
     """
 
     def __init__(
-        self, plan: Plan, place: int, clip_frames: ClipFrames, arena: Any, bounds: list[int]
+        self, plan: EpochPlan, place: int, clip_frames: ClipFrames, arena: Any, bounds: list[int]
     ) -> None:
         super().__init__(plan.grids[place], clip_frames, arena)
         self._plan = plan
@@ -832,7 +832,7 @@ class FrameStore(StepStore):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: EpochPlan,
         clip_frames: ClipFrames,
         usual_frames: ClipFrames,
         frames: Sequence[GroupFrames],

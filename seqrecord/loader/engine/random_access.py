@@ -52,7 +52,7 @@ from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.workers import bytes_together, joined_bounds
 from seqrecord.loader.frames.array_specs import ArraySpec
-from seqrecord.loader.sampling.plan import Clips
+from seqrecord.loader.sampling.epoch_plans import Clips
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.tables.grids import ChunkGrid, IntArray

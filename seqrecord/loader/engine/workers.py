@@ -30,7 +30,7 @@ from seqrecord.loader.engine.decoding import Fetched
 from seqrecord.loader.engine.loads import AssignedLoad, Load
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.traces import Trace
-from seqrecord.loader.sampling.memory import Memory
+from seqrecord.loader.sampling.frame_sizes import Memory
 from seqrecord.store.processes.threads import ThreadPool, error_of
 from seqrecord.store.storage.ranges import unwanted_if
 

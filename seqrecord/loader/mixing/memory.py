@@ -11,10 +11,9 @@ from seqrecord.loader.mixing.mixed_batches import MixedBatches
 from seqrecord.loader.mixing.sources import SourceLoader
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner
-from seqrecord.loader.pipes.run_memory import with_used_frames
-from seqrecord.loader.sampling.bounds import resident_bounds
-from seqrecord.loader.sampling.memory import CONSUMER, PREFETCH, MemoryRequest, usual_limit
+from seqrecord.loader.sampling.frame_sizes import CONSUMER, PREFETCH, usual_limit
 from seqrecord.loader.sampling.mix_memory import share_out
+from seqrecord.loader.sampling.settings_choice import SettingsRequest
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +29,7 @@ class MixMemory:
 
     limit: int | str | None
     batch_bytes: int
-    requests: Mapping[str, MemoryRequest]
+    requests: Mapping[str, SettingsRequest]
     weights: Mapping[str, float]
     _divisions: dict[int, tuple[int, dict[str, int]]] = field(default_factory=dict)
 
@@ -79,6 +78,5 @@ class SourceLimits:
 
 def most_bytes(planner: Planner, num_shards: int) -> int:
     """The greatest memory of any epoch for a source with `num_shards` shards, in bytes."""
-    fitted = with_used_frames(planner, num_shards)
-    held = resident_bounds(planner.view.clip_stats, fitted.settings)
-    return fitted.nbytes(fitted.memory(held))
+    division = planner.plan_memory(num_shards).division
+    return division.nbytes(division.memory)

@@ -155,8 +155,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         engine: as in `SeqRecordIterableDataset`. `num_threads` applies to each source, so that a
             slow source can use every thread; at most 1,024 in all. `trace` and `video_decoder` are
             for the mix, except for video of sources with a `frame_transform`, which the host
-            decodes. `num_cursors`, `shuffle_buffer` and `fixed_shards` belong to the
-            sources.
+            decodes. `num_cursors` and `shuffle_buffer` belong to the sources.
     """
 
     def __init__(

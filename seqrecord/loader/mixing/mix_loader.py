@@ -42,14 +42,14 @@ from seqrecord.loader.mixing.tasks import TaskNumbers
 from seqrecord.loader.mixing.weights import Era, SourceSize, Weighting
 from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.loader.pipes.memory import check_machine
+from seqrecord.loader.pipes.machine_memory import check_machine
 from seqrecord.loader.pipes.normalizations import steps_of_state
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.states import Clip, Json, Segments, State
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.elastic import items_of_workers
-from seqrecord.loader.sampling.memory import CONSUMER
+from seqrecord.loader.sampling.frame_sizes import CONSUMER
+from seqrecord.loader.sampling.plan_settings import PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.units import MAX_INT, check_integer, raise_if
 

@@ -13,7 +13,7 @@ from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.mixing.weights import Era, Phase, WeightSchedule, era_of
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner
-from seqrecord.loader.sampling.plan import Plan
+from seqrecord.loader.sampling.epoch_plans import EpochPlan
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace, ShardBatches
@@ -47,7 +47,7 @@ class MixPlan:
         """The slots from a batch to the end of the epoch."""
         return self.num_slots - min(self.batches.first_clip(batch), self.num_slots)
 
-    def draws(self, source: int, given: int, plan: Plan) -> DrawsByPlace:
+    def draws(self, source: int, given: int, plan: EpochPlan) -> DrawsByPlace:
         """The draws for the clips of a source's plan, with `given` clips before it."""
         return DrawsByPlace(
             self.batches, lambda place: self._find(source, given + plan.numbers(place))[0]

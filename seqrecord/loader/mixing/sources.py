@@ -37,7 +37,7 @@ MIX_OPTIONS = (
 MIX_TUNING = ("num_threads", "video_decoder", "trace")
 """Options of a mix's `engine`; sources must not set them."""
 
-TUNING_OF_SOURCE = ("num_cursors", "shuffle_buffer", "fixed_shards")
+TUNING_OF_SOURCE = ("num_cursors", "shuffle_buffer")
 """Options of a source's `engine`; a mix must not set them."""
 
 

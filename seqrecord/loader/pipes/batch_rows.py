@@ -10,8 +10,8 @@ from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.epoch_loaders import Loader, continued, has_batches_of
 from seqrecord.loader.pipes.options import MOST_RANKS
 from seqrecord.loader.pipes.states import Clip, Segments, State
-from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.elastic import items_of_workers
+from seqrecord.loader.sampling.plan_settings import PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.units import MAX_INT, check, check_integer
 

@@ -20,10 +20,9 @@ from seqrecord.loader.pipes.columns import CU_SEQLENS, ClipColumn
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.sampling.budgets import ClipCosts, batches_of_window
-from seqrecord.loader.sampling.interleaving import FIRST_ROUND
+from seqrecord.loader.sampling.clip_costs import ClipCosts
+from seqrecord.loader.sampling.epoch_plans import EpochPlan
 from seqrecord.loader.sampling.orders import find_order
-from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleRandom
 from seqrecord.store.text import counted, repr_of, shown_place
 from seqrecord.store.units import MAX_INT, raise_if
@@ -38,7 +37,10 @@ _logger = logging.getLogger("seqrecord")
 class SampleCosts:
     """The costs of a view's samples under a budget. Picklable, unless the function of costs is not.
 
+    Costs of epoch 0 and of the last epoch are kept.
+
     Attributes:
+        view: the samples.
         budget: the argument.
         lengths: the number of frames of each row of lists that differ in length, int64[rows], or of
             any clip: of its longest window.
@@ -47,11 +49,17 @@ class SampleCosts:
         dropped: how many rows were too large in an epoch, if these are dropped.
     """
 
+    view: View
     budget: Budget
     lengths: IntArray | int
     pads: bool
     form: str
     dropped: dict[int, int] = field(default_factory=dict, repr=False)
+    _made: dict[int, ClipCosts] = field(default_factory=dict, repr=False)
+    _logged: set[int] = field(default_factory=set, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": {}}
 
     @classmethod
     def of(cls, view: View, options: LoaderOptions) -> SampleCosts | None:
@@ -68,7 +76,7 @@ class SampleCosts:
                 if view.draws.functions is None:
                     form = "padded" if pads else "packed"
         pads = pads if budget.padded is None else budget.padded
-        costs = cls(budget, lengths, pads, form)
+        costs = cls(view, budget, lengths, pads, form)
         if budget.too_large != "alone" and (costs.constant or 0) > budget.size:
             raise ClipError(
                 "every clip costs more than the budget of a batch",
@@ -116,11 +124,42 @@ class SampleCosts:
             raise ClipError(problem, expected=expected, got=values[place].item())
         return values.astype(np.int64), frames
 
-    def of_epoch(self, samples: Samples, max_rows: int | None = None) -> ClipCosts:
-        """The costs of an epoch's table; `max_rows` is that of epoch 0.
+    def in_epoch(self, epoch: int) -> ClipCosts:
+        """The costs of an epoch's samples. Raises `ClipError` for one above the budget."""
+        epoch = epoch if self.view.samples.common.are_random else 0
+        if epoch not in self._made:
+            max_rows = self.in_epoch(0).max_rows if epoch else None
+            for other in self._made.keys() - {0}:
+                del self._made[other]
+            with located(ClipError, file=self.view.dataset.url):
+                samples = self.view.samples.in_epoch(epoch).samples
+                self._made[epoch] = self._of_samples(samples, max_rows)
+        return self._made[epoch]
 
-        Raises `ClipError` for a row above the budget, unless it may come alone.
-        """
+    def describe(self) -> dict[str, Any]:
+        """The arguments that determine batches, as JSON; of a function, a hash of its values."""
+        cost = self.budget.cost
+        if not isinstance(cost, str):
+            values = self.values(self.view.samples.in_epoch(0).samples)[0].astype("<i8")
+            cost = f"function {hashlib.sha256(values.tobytes()).hexdigest()[:16]}"
+        return {**asdict(self.budget), "cost": cost, "padded": self.pads}
+
+    def log(self, plan: EpochPlan) -> None:
+        """Log the expected fill and padding of batches, once for each number of shards."""
+        costs, use, count = plan.costs, plan.budget_use, plan.shard.count
+        if costs is None or use is None or plan.shard.index or count in self._logged:
+            return
+        self._logged.add(count)
+        _logger.info(
+            "%s: %s batches of a budget of %d: %d in %s, %.0f %% used, %.0f %% padding",
+            shown_place(self.view.dataset.url),
+            *("padded" if costs.pads else "packed", costs.budget, plan.num_batches),
+            "all" if count == 1 else f"each of {count} shards",
+            *(100 * use.used, 100 * use.padding),
+        )
+
+    def _of_samples(self, samples: Samples, max_rows: int | None) -> ClipCosts:
+        """The costs of an epoch's table; `max_rows` is that of epoch 0."""
         budget, (cost, frames) = self.budget, self.values(samples)
         for place in np.flatnonzero(cost > budget.size)[:1].tolist():
             if budget.too_large == "error":
@@ -151,19 +190,20 @@ class SampleCosts:
             _by_row(row, frames),
             self.form,
             *sizes,
-            batches_of_window(budget.size, cost, pads=self.pads),
         )
 
-    def count_too_large(self, samples: Samples, epoch: int) -> int:
-        """How many rows of an epoch cost more than the budget."""
-        if self.budget.too_large == "error":
-            return 0
+    def count_too_large(self, epoch: int) -> dict[str, int]:
+        """How many samples of an epoch cost more than the budget, for statistics."""
+        samples, count = self.view.samples.in_epoch(epoch).samples, 0
         if self.budget.too_large == "drop":
-            return self.dropped.get(epoch, 0)
-        return int((self.values(samples)[0] > self.budget.size).sum())
+            count = self.dropped.get(epoch, 0)
+        elif self.budget.too_large == "alone":
+            count = int((self.values(samples)[0] > self.budget.size).sum())
+        return {"clips_too_large": count}
 
-    def check_names(self, view: View) -> None:
+    def check_names(self) -> None:
         """Raise `ClipError` if another entry of a packed batch is called `cu_seqlens`."""
+        view = self.view
         names = {*view.batch_arrays, *view.metadata, *view.samples.in_epoch(0).samples.own}
         is_wrong = self.form == "packed" and CU_SEQLENS in names
         problem = f"packed batches have the column {CU_SEQLENS}, and so has the dataset or samples"
@@ -186,87 +226,7 @@ class SampleCosts:
         return samples if fits.all() else samples.filter(fits)
 
 
-@dataclass(frozen=True, eq=False)
-class EpochCosts:
-    """The sample costs of each epoch, if batches have a budget and clips differ in cost.
-    Picklable.
-
-    Costs of epoch 0 and of the last epoch are kept.
-
-    Attributes:
-        costs, view: the costs of samples, and the samples.
-        first_round: the most clips of an epoch's first round; with a budget, of a window.
-        window_frames: the frames of a window of lists of frames; 0 for other clips.
-    """
-
-    costs: SampleCosts | None = None
-    view: View | None = None
-    first_round: int = FIRST_ROUND
-    window_frames: int = 0
-    _made: dict[int, ClipCosts] = field(default_factory=dict, repr=False)
-    _logged: set[int] = field(default_factory=set, repr=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": {}}
-
-    @property
-    def differ(self) -> bool:
-        """Whether batches have a budget and clips differ in cost."""
-        return self.costs is not None
-
-    def of(self, epoch: int) -> ClipCosts | None:
-        """The costs of an epoch's samples. Raises `ClipError` for one above the budget."""
-        if self.costs is None or self.view is None:
-            return None
-        epoch = epoch if self.view.samples.common.are_random else 0
-        if epoch not in self._made:
-            of_first = self.of(0) if epoch else None
-            for other in self._made.keys() - {0}:
-                del self._made[other]
-            max_rows = None if of_first is None else of_first.max_rows
-            with located(ClipError, file=self.view.dataset.url):
-                samples = self.view.samples.in_epoch(epoch).samples
-                self._made[epoch] = self.costs.of_epoch(samples, max_rows)
-        return self._made[epoch]
-
-    def describe(self) -> dict[str, Any] | None:
-        """The arguments that determine batches, as JSON; of a function, a hash of its values."""
-        if self.costs is None or self.view is None:
-            return None
-        cost = self.costs.budget.cost
-        if not isinstance(cost, str):
-            values = self.costs.values(self.view.samples.in_epoch(0).samples)[0].astype("<i8")
-            cost = f"function {hashlib.sha256(values.tobytes()).hexdigest()[:16]}"
-        return {**asdict(self.costs.budget), "cost": cost, "padded": self.costs.pads}
-
-    def count_too_large(self, epoch: int) -> dict[str, int]:
-        """How many samples of an epoch cost more than the budget, for statistics."""
-        if self.costs is None or self.view is None:
-            return {}
-        samples = self.view.samples.in_epoch(epoch).samples
-        return {"clips_too_large": self.costs.count_too_large(samples, epoch)}
-
-    def log(self, plan: Plan) -> None:
-        """Log the expected fill and padding of batches, once for each number of shards."""
-        costs, use, count = plan.costs, plan.budget_use, plan.shard.count
-        if self.view is None or costs is None or use is None or plan.shard.index:
-            return
-        if count in self._logged:
-            return
-        self._logged.add(count)
-        _logger.info(
-            "%s: %s batches of a budget of %d: %d in %s, %.0f %% used, %.0f %% padding",
-            shown_place(self.view.dataset.url),
-            *("padded" if costs.pads else "packed", costs.budget, plan.num_batches),
-            "all" if count == 1 else f"each of {count} shards",
-            *(100 * use.used, 100 * use.padding),
-        )
-
-
-NO_COSTS = EpochCosts()
-
-
-def with_budget(view: View, options: LoaderOptions) -> tuple[View, int | None, EpochCosts]:
+def with_budget(view: View, options: LoaderOptions) -> tuple[View, int | None, SampleCosts | None]:
     """The view without samples that a budget drops, the usual clips of a batch, and the costs of
     samples if clips differ in cost.
 
@@ -274,23 +234,17 @@ def with_budget(view: View, options: LoaderOptions) -> tuple[View, int | None, E
     """
     costs = SampleCosts.of(view, options)
     if costs is None:
-        return view, options.most_clips, NO_COSTS
+        return view, options.most_clips, None
     if costs.constant is not None:
-        return view, costs.budget.rows(costs.constant), NO_COSTS
+        return view, costs.budget.rows(costs.constant), None
     problem = f"rows of order={options.order!r} are of one cost each, and a budget is of samples"
     is_wrong = find_order(options.order).has_rows
     raise_if(is_wrong, problem, "a number of rows as batch_size, or another order")
     view = costs.with_drop(view)
-    costs.check_names(view)
+    costs = replace(costs, view=view)
+    costs.check_names()
     view.samples.clips_in(0)  # the budget may drop all
-    epochs = EpochCosts(costs, view)
-    of_first = epochs.of(0)
-    assert of_first is not None, "a budget"
-    rows = of_first.window_batches * of_first.mean_rows  # of a window
-    frames = 0 if view.excerpts is None else ceil(rows * float(of_first.frames.mean()))
-    first_round = max(FIRST_ROUND, rows)
-    epochs = replace(epochs, first_round=first_round, window_frames=frames)
-    return view, of_first.mean_rows, epochs
+    return view, costs.in_epoch(0).mean_rows, costs
 
 
 def fit_columns(

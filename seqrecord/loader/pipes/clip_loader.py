@@ -24,18 +24,18 @@ from seqrecord.loader.engine.traces import Trace, trace_path
 from seqrecord.loader.pipes.budget_costs import fit_columns
 from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.distributed import worker_threads
+from seqrecord.loader.pipes.job_memory import RunNotices, settle
 from seqrecord.loader.pipes.make_view import make_view
-from seqrecord.loader.pipes.memory import resident_features
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.padding import cut_padding
 from seqrecord.loader.pipes.planning import Planner, of_selected, plan_clips
-from seqrecord.loader.pipes.run_memory import RunNotices, settle
+from seqrecord.loader.pipes.resident_frames import resident_features
 from seqrecord.loader.pipes.source_states import excerpt_frames, has_fewer
 from seqrecord.loader.pipes.states import Clip, Json, Segments, State
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.reading.chunk_store import ChunkStore
-from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
-from seqrecord.loader.sampling.plan import Plan
+from seqrecord.loader.sampling.epoch_plans import EpochPlan
+from seqrecord.loader.sampling.plan_settings import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace
 from seqrecord.store.storage.url import local_path
@@ -159,7 +159,7 @@ class ClipLoader:
         shard: Shard,
         segments: Segments = (),
         settings: PlanSettings | None = None,
-    ) -> Plan:
+    ) -> EpochPlan:
         """See `Loader`."""
         return self.planner.plan(epoch, shard, segments, settings)
 
@@ -175,7 +175,7 @@ class ClipLoader:
     # ---- runs
 
     def run(
-        self, plan: Plan, segments: Segments = (), *, batch: int = 0, stats: EngineStats
+        self, plan: EpochPlan, segments: Segments = (), *, batch: int = 0, stats: EngineStats
     ) -> Run:
         """See `Loader`."""
         stats.trace = self.trace()
@@ -187,7 +187,7 @@ class ClipLoader:
 
     def executor(
         self,
-        plan: Plan,
+        plan: EpochPlan,
         segments: Segments,
         stats: EngineStats,
         device: Device | None,
@@ -216,7 +216,7 @@ class ClipLoader:
             rows=settled.rows or settled.small_rows,
         )
 
-    def job(self, plan: Plan, draws: DrawsByPlace | None = None) -> Job:
+    def job(self, plan: EpochPlan, draws: DrawsByPlace | None = None) -> Job:
         """The dataset, frames and results of a plan's clips; in a mix, with the `draws` of its
         batches.
         """
@@ -245,7 +245,9 @@ class ClipLoader:
         number = None if worker is None else worker.id
         return Trace(trace_path(self._trace, rank=(rank.index, rank.count), worker=number))
 
-    def _to_items(self, plan: Plan, device: Device | None, batch: Batch, number: int) -> list[Clip]:
+    def _to_items(
+        self, plan: EpochPlan, device: Device | None, batch: Batch, number: int
+    ) -> list[Clip]:
         """Convert a batch to items for users: itself, or single clips in reverse order, the last
         one of which is item `number` of the plan.
 
@@ -285,9 +287,9 @@ class ClipLoader:
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
         """See `Loader`."""
-        clips, stay = self.planner.clips(epoch), self._frames_stay
+        clips, stay, costs = self.planner.clips(epoch), self._frames_stay, self.planner.costs
         if stay is None:  # before a run: in a single shard
-            stay = self.planner.plan_memory(1).in_memory is not None
+            stay = self.planner.plan_memory(1).stays
         return {
             **dict.fromkeys(("clips_dropped", "duplicate_clips", "num_interleaved"), 0),
             **done,
@@ -296,7 +298,7 @@ class ClipLoader:
             "times_without_frame": self._times_without_frame,
             "episodes_too_short": clips.num_short_episodes,
             **self.unused(epoch),
-            **self.planner.costs.count_too_large(epoch),
+            **({} if costs is None else costs.count_too_large(epoch)),
             "memory_limit": self.planner.limit(1),
             **resident_features(self.view, stay=stay),
         }
@@ -318,10 +320,10 @@ class ClipLoader:
         frames, drawing = self._drawn(epoch, draws)
         drawn = view.draws.draw(seed, epoch, clips, (), **drawing)
         columns, num_far = view.columns.fill(clips, frames, drawn, *memory, planned=planned)
-        costs = self.planner.costs.of(epoch)
+        costs = self.planner.costs_in(epoch)
         return fit_columns(columns, view.columns.origin, costs, clips), num_far
 
-    def _columns_of(self, plan: Plan, batch: Batch) -> dict[str, Any]:
+    def _columns_of(self, plan: EpochPlan, batch: Batch) -> dict[str, Any]:
         """The columns of a batch. The executing thread makes them, beside the consumer's steps."""
         columns, num_far = self.columns(batch.clips, plan.epoch, plan.draws)
         self._times_without_frame += num_far
@@ -358,7 +360,7 @@ class ClipLoader:
             more += f", {counted(frames, 'frame')} in no clip"
         if self.planner.settings.shuffle and order.is_mixed:
             settings = self.planner.plan_memory(1).settings
-            if settings.first_block_frames < self.view.clip_stats.whole_block():
+            if not settings.is_permuted:
                 places = counted(settings.num_cursors, "place")
                 more += f"; mixed from {places} of an epoch"
         return self.view.describe(more)
@@ -378,6 +380,6 @@ class ClipLoader:
         return device_class().find(device)
 
 
-def _sizes_in(view: View, plan: Plan, batch: int) -> dict[str, tuple[int, int]]:
+def _sizes_in(view: View, plan: EpochPlan, batch: int) -> dict[str, tuple[int, int]]:
     """The drawn height and width of features in a batch of a plan."""
     return view.draws.sizes(partial(plan.batches.draw, batch))

@@ -28,7 +28,7 @@ from seqrecord.loader.pipes.clip_windows import Windows, enumerate_windows, find
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
-from seqrecord.loader.sampling.memory import USUAL_LIMIT
+from seqrecord.loader.sampling.frame_sizes import USUAL_LIMIT
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.tables.grids import distinct
 from seqrecord.store.tables.table_places import EpisodeNames

@@ -22,7 +22,7 @@ from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner
 from seqrecord.loader.pipes.source_states import check_source, saved_settings, source_state
 from seqrecord.loader.pipes.states import Json, Segments, State, check_same
-from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.plan_settings import PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.text import counted, shown_place
 

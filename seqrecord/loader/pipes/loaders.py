@@ -27,7 +27,7 @@ from seqrecord.loader.pipes.epochs import Epochs
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.planning import plan_clips
 from seqrecord.loader.pipes.states import Clip
-from seqrecord.loader.sampling.plan import Plan
+from seqrecord.loader.sampling.epoch_plans import EpochPlan
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
 
@@ -269,10 +269,6 @@ class StreamingLoader(EpochStream):
             location: local path or URL, or a dataset from `seqrecord.open`.
         """
         super().__init__()
-        if options.epoch_order.is_for_pipes and not isinstance(self, IterDataPipe):
-            expected = 'a SeqRecordPipe; or order="clips"'
-            got, problem = type(self).__name__, f"order={options.order!r} is for pipes"
-            raise ClipError(problem, expected=expected, got=got)
         self._epochs = Epochs(ClipLoader(plan_clips(location, options)))
 
     @classmethod
@@ -331,7 +327,7 @@ class StreamingLoader(EpochStream):
         """
         return self._loader.view.compute_statistics(**options)
 
-    def _fill_rows(self, loader: ClipLoader, plan: Plan, first: int, last: int) -> Clip:
+    def _fill_rows(self, loader: ClipLoader, plan: EpochPlan, first: int, last: int) -> Clip:
         begin, end = map(plan.first_clip, (first, last))
         clips = plan.clips_between(begin, end).keys
         rows, _ = loader.columns(clips, plan.epoch, plan.draws, planned=True)

@@ -23,8 +23,14 @@ from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.pipes.collating import ClipSequence
 from seqrecord.loader.pipes.distributed import worker_threads
-from seqrecord.loader.pipes.memory import features_in_memory, frames_may_stay, spare_memory
-from seqrecord.loader.pipes.needed import all_bytes, frame_rows, frames_of_epochs
+from seqrecord.loader.pipes.machine_memory import spare_memory
+from seqrecord.loader.pipes.needed_pieces import all_bytes
+from seqrecord.loader.pipes.resident_frames import (
+    features_in_memory,
+    frame_rows,
+    frames_may_stay,
+    frames_of_epochs,
+)
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.store.format.pages import slice_frames

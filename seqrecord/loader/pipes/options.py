@@ -23,8 +23,8 @@ from seqrecord.loader.pipes.option_values import (
 )
 from seqrecord.loader.pipes.registered_columns import ColumnOptions, check_columns
 from seqrecord.loader.rules import Rule
-from seqrecord.loader.sampling.bounds import LAST_BATCH
-from seqrecord.loader.sampling.orders import ORDERS, TEMPORARY, Order, find_order
+from seqrecord.loader.sampling.orders import ORDERS, Order, find_order
+from seqrecord.loader.sampling.plan_settings import LAST_BATCH
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
 from seqrecord.loader.sampling.shard_batches import BatchDraws
 from seqrecord.store.areas import DEVICE, load_entry
@@ -42,6 +42,7 @@ from seqrecord.store.units import (
     check_names,
     check_seed,
     check_size,
+    raise_if,
 )
 from seqrecord.store.value_kinds import FrameFunction
 
@@ -184,7 +185,7 @@ def _check_batch_size(name: str, value: Any) -> Any:
 
 def _check_order(name: str, value: Any) -> Any:
     """Return the name of an order."""
-    is_right = isinstance(value, str) and (value in ORDERS or value in TEMPORARY)
+    is_right = isinstance(value, str) and value in ORDERS
     return check(name, value, is_right, " or ".join(map(repr, ORDERS)))
 
 
@@ -707,10 +708,6 @@ class EngineOptions:
             stores no frames. Default: limited by `memory_limit` only, so an epoch that fits is
             fully shuffled. An epoch begins with 256 clips, and the number at most doubles in each
             round, for an early first batch. No effect with `shuffle=False` or `order="sequences"`.
-        fixed_shards: while all frames of a process are resident (see `memory_limit`), every rank
-            and worker keeps its clips in all epochs, and each epoch after the first is a full
-            shuffle of them (default). If false, the clips of ranks and workers change in every
-            epoch. With `shuffle=False` they never change.
         num_threads: threads for reading, decoding and copying, 1 to 1,024. Default: this process's
             share of the cores: the cores of its affinity and of the container's CPU quota, divided
             by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or the variables of MPI and
@@ -728,12 +725,22 @@ class EngineOptions:
 
     num_cursors: int | None = _checked(None, _integer_from(1))
     shuffle_buffer: int | None = _checked(None, _integer_from(1))
-    fixed_shards: bool = _checked(True, check_flag)
     num_threads: int | None = _checked(None, _integer_from(1, MOST_THREADS))
     video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
     trace: str | PathLike[str] | None = _checked(
         None, lambda name, value: (local_path(value, name), value)[1]
     )
+
+    def __new__(cls, **given: Any) -> EngineOptions:
+        """Raise `ClipError` for an option that there was."""
+        raise_if(
+            "fixed_shards" in given,
+            "engine.fixed_shards has been removed",
+            "EngineOptions without it: shards keep their clips while all frames stay in memory, "
+            "and a smaller memory_limit lets them change in every epoch",
+            f"fixed_shards={given.get('fixed_shards')!r}",
+        )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,29 +12,29 @@ import numpy as np
 from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.loader.clips.tables import ClipTable
 from seqrecord.loader.engine.frame_rows import FrameRows
-from seqrecord.loader.pipes.budget_costs import NO_COSTS, EpochCosts, with_budget
+from seqrecord.loader.pipes.budget_costs import SampleCosts, with_budget
 from seqrecord.loader.pipes.distributed import Ranks
+from seqrecord.loader.pipes.load_sizes import frame_sizes
 from seqrecord.loader.pipes.make_view import SMALLEST, make_view
-from seqrecord.loader.pipes.memory import frame_sizes, frames_may_stay
-from seqrecord.loader.pipes.needed import frame_rows, frames_of_epochs
 from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.loader.pipes.resident_frames import frame_rows, frames_may_stay, frames_of_epochs
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
-from seqrecord.loader.sampling.memory import (
-    MOST_OF_RANK,
-    FrameSizes,
-    MemoryPlan,
-    MemoryRequest,
-    usual_limit,
-)
-from seqrecord.loader.sampling.plan import Plan, PlannedOrder
+from seqrecord.loader.sampling.clip_costs import ClipCosts
+from seqrecord.loader.sampling.epoch_plans import EpochPlan
+from seqrecord.loader.sampling.epoch_rows import EpochRows, frame_groups
+from seqrecord.loader.sampling.frame_sizes import MOST_OF_RANK, FrameSizes, usual_limit
+from seqrecord.loader.sampling.frame_uses import frames_of_shards
+from seqrecord.loader.sampling.orders import Order
+from seqrecord.loader.sampling.plan_settings import PlanSettings
+from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.runs import Intervals, Shard
-from seqrecord.loader.sampling.used_frames import frames_of_shards
+from seqrecord.loader.sampling.settings_choice import EpochMemory, SettingsRequest
+from seqrecord.loader.sampling.share_orders import EpochKey
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
 from seqrecord.store.text import shown_place
-from seqrecord.store.units import format_size, parse_size, raise_if
+from seqrecord.store.units import parse_size, raise_if
 
 SavedSettings: TypeAlias = dict[tuple[int, int, Segments], PlanSettings]
 """By number of shards, epoch and segments; epoch 0 and no segments stand for all whole epochs."""
@@ -69,12 +68,12 @@ class Planner:
     ranks: Ranks
     limit_in: Callable[[int], int] | None = None
     machine_part: float = 1.0
-    costs: EpochCosts = NO_COSTS
+    costs: SampleCosts | None = None
     resident_frames: Sequence[Intervals] | None = None
     _saved: SavedSettings = field(default_factory=dict, repr=False)
-    _memory_plans: dict[tuple[Any, ...], MemoryPlan] = field(default_factory=dict, repr=False)
+    _memory_plans: dict[tuple[Any, ...], EpochMemory] = field(default_factory=dict, repr=False)
     _remaining: dict[tuple[int, Segments], ClipTable] = field(default_factory=dict, repr=False)
-    _requests: dict[int, MemoryRequest] = field(default_factory=dict, repr=False)
+    _requests: dict[int, SettingsRequest] = field(default_factory=dict, repr=False)
     _logged: set[int] = field(default_factory=set, repr=False)
 
     @classmethod
@@ -118,7 +117,7 @@ class Planner:
         in one process, if these include its own.
         """
         frames, own_frames = earlier._frames_of_epochs, self._frames_of_epochs
-        are_resident = earlier.plan_memory(1).in_memory is not None
+        are_resident = earlier.plan_memory(1).stays
         if are_resident and all(map(Intervals.include, frames, own_frames)):
             return self._copy(resident_frames=frames)
         return self
@@ -130,12 +129,10 @@ class Planner:
 
     # ---- clips and plans
 
-    @cached_property
-    def order(self) -> PlannedOrder:
+    @property
+    def order(self) -> Order:
         """The order of the epochs."""
-        order = self.options.epoch_order
-        assert isinstance(order, PlannedOrder)
-        return order
+        return self.options.epoch_order
 
     @property
     def differs_by_epoch(self) -> bool:
@@ -170,11 +167,15 @@ class Planner:
                 epoch=epoch,
                 windows=self.view.group_windows,
                 draws=self.options.draws,
-                costs=self.costs.of(epoch),
+                costs=self.costs_in(epoch),
             )
             self._remaining.clear()
             self._remaining[epoch, segments] = remaining
         return remaining
+
+    def costs_in(self, epoch: int) -> ClipCosts | None:
+        """The costs of an epoch's samples; `None` if all clips cost the same."""
+        return None if self.costs is None else self.costs.in_epoch(epoch)
 
     def plan(
         self,
@@ -182,7 +183,7 @@ class Planner:
         shard: Shard,
         segments: Segments = (),
         settings: PlanSettings | None = None,
-    ) -> Plan:
+    ) -> EpochPlan:
         """The plan of one shard of an epoch that remains after its segments: with the `settings` of
         a finished segment, or with those of `find_settings`.
 
@@ -197,28 +198,29 @@ class Planner:
                 self._logged.add(shard.count)
                 _log_mixing(self, shard)
         plan = self._make_plan(epoch, segments, settings, shard)
-        self.costs.log(plan)
+        if self.costs is not None:
+            self.costs.log(plan)
         return plan
 
     def _make_plan(
         self, epoch: int, segments: Segments, settings: PlanSettings, shard: Shard
-    ) -> Plan:
+    ) -> EpochPlan:
         """The plan of one shard with these settings."""
-        plan_class = self.order.plan_class(settings, epoch, len(segments))
-        table, common = self.clips(epoch, segments), self.view.samples.common
-        is_typical = table is common.typical and not common.differ
-        return plan_class(
+        table, num_before = self.clips(epoch, segments), 0
+        if segments:
+            num_before = self.clips(epoch).num_clips - table.num_clips
+        return EpochPlan(
             table,
             self.view.episodes,
             settings,
             epoch=epoch,
             shard=shard,
             segment=len(segments),
+            num_before=num_before,
             windows=self.view.group_windows,
             frames=self.view.group_frames(epoch),
             draws=self.options.draws,
-            costs=self.costs.of(epoch),
-            stats=self.view.clip_stats if is_typical else None,
+            costs=self.costs_in(epoch),
         )
 
     # ---- memory of epochs
@@ -240,7 +242,7 @@ class Planner:
 
     def plan_memory(
         self, num_shards: int, epoch: int = 0, segments: Segments = (), workers: int | None = None
-    ) -> MemoryPlan:
+    ) -> EpochMemory:
         """Settings and memory for epochs with `num_shards` shards, or for the rest of one;
         `workers` of a rank share its default limit, by default as in this process.
 
@@ -256,7 +258,7 @@ class Planner:
         epoch: int,
         segments: Segments,
         workers: int | None = None,
-    ) -> MemoryPlan:
+    ) -> EpochMemory:
         """The memory for the settings of a saved state, or for the best ones; see `plan_memory`."""
         key = saved, num_shards, epoch, segments, workers or self.workers(num_shards)
         if key not in self._memory_plans:
@@ -270,69 +272,47 @@ class Planner:
         epoch: int,
         segments: Segments,
         workers: int,
-    ) -> MemoryPlan:
+    ) -> EpochMemory:
         """See `memory_of`."""
         request = self.memory_request(num_shards, epoch, segments)
         limit = self.limit(num_shards, workers)
+        frames = self.staying_frames(num_shards, segments, saved)
         if saved is not None:
-            frames = self.staying_frames(num_shards, segments, saved)
-            request = replace(request, frames_in_memory=frames)
-        fit = partial(
-            self.order.fit,
-            limit=limit,
-            saved=saved,
-            table=self.clips(epoch, segments),
-            episodes=self.view.episodes,
-            windows=self.view.group_windows,
-            are_small=frames_may_stay(self.view)[False],
-        )
-        if (of_order := fit(request)) is not None:
-            is_guess = saved is None and num_shards > 1 and of_order.in_memory is not None
-            if not (is_guess and self.has_fixed_shards(num_shards, segments, of_order.settings)):
-                return of_order
-            most = self._most_frames(num_shards, of_order.settings)
-            with_most = replace(of_order, sizes=request.sizes, in_memory=None).with_all(most)
-            if with_most.in_memory is not None:
-                return with_most
-            return fit(replace(request, frames_in_memory=()))  # type: ignore[return-value]
-        if saved is not None:
-            return request.plan_given(saved, limit)
-        fitted = request.plan_memory(limit, partial(self._used_frames, num_shards, segments))
-        if fitted.in_memory is None or not self.has_fixed_shards(num_shards, segments):
-            return fitted
-        settings = replace(fitted.settings, resident=self.settings.shuffle)
-        if num_shards > 1:  # the number of frames was a guess
-            most = self._most_frames(num_shards, settings)
-            fitted = replace(fitted, sizes=request.sizes, in_memory=None).with_all(most)
-        if fitted.in_memory is None:
-            return replace(request, frames_in_memory=()).plan_memory(limit)
-        return replace(fitted, settings=settings)
+            return request.keep(saved, limit, frames)
+        chosen = request.choose(limit, frames)
+        is_guess = num_shards > 1 and chosen.stays
+        if not (is_guess and self.has_fixed_shards(num_shards, segments, chosen.settings)):
+            return chosen
+        # The number of frames follows from the settings.
+        most = self._most_frames(num_shards, chosen.settings)
+        division = replace(chosen.division, sizes=request.sizes, in_memory=None).with_all(most)
+        if division.in_memory is not None:
+            return replace(chosen, division=division)
+        return request.choose(limit, ())
 
     def memory_request(
         self, num_shards: int = 1, epoch: int = 0, segments: Segments = ()
-    ) -> MemoryRequest:
-        """The memory request for epochs with `num_shards` shards, or for the rest of one."""
+    ) -> SettingsRequest:
+        """The request of settings for epochs with `num_shards` shards, or for the rest of one."""
         if not segments and num_shards in self._requests:
             return self._requests[num_shards]
-        clips, workers, tuning = "these clips", self.workers(num_shards), self.options.tuning
+        what, workers, tuning = "these clips", self.workers(num_shards), self.options.tuning
         is_mixed = self.settings.shuffle and self.order.is_mixed
         bounds = (tuning.num_cursors, tuning.shuffle_buffer) if is_mixed else (None, None)
         if workers > 1 and self.options.memory_limit is None:
-            clips += f" in each of {workers} workers, which share a rank's default limit"
-        view, stats = self.view, self.view.clip_stats
-        if segments:
-            stats = ClipStats.of(self.clips(epoch, segments), view.episodes, view.group_windows)
-        request = MemoryRequest(
-            stats,
+            what += f" in each of {workers} workers, which share a rank's default limit"
+        request = SettingsRequest(
+            self.clips(epoch, segments),
+            self.view.episodes,
+            self.view.group_windows,
             self.settings,
             self.sizes,
-            num_shards,
+            num_shards // workers,
+            workers,
             *bounds,
-            self.staying_frames(num_shards, segments),
-            view.dataset.url,
-            clips,
-            first_round=self.costs.first_round,
-            window_frames=self.costs.window_frames,
+            frames_may_stay(self.view)[False],
+            what,
+            self.view.dataset.url,
         )
         if not segments:
             self._requests[num_shards] = request
@@ -350,19 +330,19 @@ class Planner:
 
     def limit_to_stay(self, num_shards: int) -> int | None:
         """A memory limit with which all frames are resident, in bytes; `None` if they never are."""
-        request = self.memory_request(num_shards)
-        if not any(request.frames_in_memory):
+        frames = self.staying_frames(num_shards, ())
+        if not any(frames):
             return None
-        # Of frames that stay:
-        settings = replace(request.plan_memory(1 << 62).settings, resident=self.settings.shuffle)
+        request = self.memory_request(num_shards)
+        settings = request.choose(1 << 62, frames).settings
         frames = self.staying_frames(num_shards, (), settings)
-        return replace(request, frames_in_memory=frames).limit_to_stay if any(frames) else None
+        return request.limit_to_stay(frames) if any(frames) else None
 
     def decodes_once(self, num_workers: int) -> bool:
         """Whether persistent workers would decode each frame once for all epochs."""
         num_shards = self.ranks.current().count * num_workers
         may_stay = frames_may_stay(self.view)[False]
-        return not may_stay and self.plan_memory(num_shards).in_memory is not None
+        return not may_stay and self.plan_memory(num_shards).stays
 
     def workers(self, num_shards: int) -> int:
         """The number of workers in a rank, from the number of shards."""
@@ -375,7 +355,7 @@ class Planner:
         size = self.settings.batch_size or 1
         if (draws := self.options.draws) is not None:  # in clips of the greatest length
             size = -(-draws.most_frames(size) // draws.most)
-        if (costs := self.costs.of(0)) is not None:
+        if (costs := self.costs_in(0)) is not None:
             size = costs.clips_of_length(max(self.view.lengths.values()))
         return frame_sizes(self.view, 0 if self.limit_in is not None else size)
 
@@ -393,29 +373,18 @@ class Planner:
         self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
     ) -> tuple[int, ...]:
         """The numbers of frames of each group of a shard that may stay in memory; without
-        `settings`, upper bounds: of whole episodes, and of shards of equal size.
+        `settings`, of shards of equal size.
 
         If shards get other clips in every epoch, each would decode nearly all frames: then only
         small ones may. So they may on a device, unless its memory is limited.
         """
         is_fixed = self.has_fixed_shards(num_shards, segments, settings)
         keeps_decoded = self.options.device is None or self.options.memory_limit is not None
-        num_groups = len(self.view.episodes.groups)
         if not frames_may_stay(self.view)[keeps_decoded and (is_fixed or num_shards == 1)]:
-            return (0,) * num_groups
-        if settings is None:
-            parts = num_shards if is_fixed else 1
-            num_frames = self.view.episodes.num_frames[self.view.episode_rows]
-            return (-(-int(num_frames.sum()) // parts),) * num_groups
-        if num_shards > 1 and is_fixed:
+            return (0,) * len(self.view.episodes.groups)
+        if settings is not None and num_shards > 1 and is_fixed:
             return self._most_frames(num_shards, settings)
-        return self._used_frames(1, segments)
-
-    def _used_frames(self, num_shards: int, segments: Segments) -> tuple[int, ...]:
-        """The numbers of frames of each group that samples use; in shards of equal size, if shards
-        may have the same clips in every epoch.
-        """
-        parts = num_shards if self.has_fixed_shards(num_shards, segments) else 1
+        parts = num_shards if settings is None and is_fixed else 1
         return tuple(-(-frames.num_frames // parts) for frames in self._frames_of_epochs)
 
     def has_fixed_shards(
@@ -424,10 +393,9 @@ class Planner:
         """Whether shards have the same clips in every epoch, or may have without `settings`."""
         if segments or not self.order.keeps_shards:
             return False
-        if num_shards > 1 and (self.view.samples.common.differ or self.costs.differ):
+        if num_shards > 1 and (self.view.samples.common.differ or self.costs is not None):
             return False
-        may_be = self.options.tuning.fixed_shards or not self.settings.shuffle
-        return may_be and (settings is None or settings.resident == settings.shuffle)
+        return settings is None or settings.is_resident or not settings.shuffle
 
     def _most_frames(self, num_shards: int, settings: PlanSettings) -> tuple[int, ...]:
         """Greatest frame counts of groups in any shard; for very many cursors, upper bounds."""
@@ -439,12 +407,17 @@ class Planner:
         self, num_shards: int, settings: PlanSettings, shard: Shard | None = None
     ) -> tuple[list[Intervals], tuple[int, ...]]:
         """See `frames_of_shards`; of one shard, or of all."""
-        view, shards = self.view, None if shard is None else np.array([shard.index])
-        table, windows = view.samples.common.clips, view.group_windows
+        view, windows = self.view, self.view.group_windows
+        rows = EpochRows(
+            RowTable.of(view.samples.common.clips),
+            frame_groups(view.episodes, windows),
+            settings,
+            EpochKey(settings.seed, 0),
+        )
+        shards = None if shard is None else np.array([shard.index])
         frames = view.group_frames(0) if view.has_fixed_frames else None
-        place = table, view.episodes, windows, settings, num_shards, shards
         return frames_of_shards(
-            *self.order.shard_runs(*place), view.episodes.num_frames, windows, frames
+            *rows.runs(num_shards, shards), view.episodes.num_frames, windows, frames
         )
 
     def staying_rows(
@@ -467,7 +440,7 @@ def _check_batches(options: LoaderOptions) -> None:
         )
 
 
-def _order_request(view: View, options: LoaderOptions, costs: EpochCosts) -> dict[str, Any]:
+def _order_request(view: View, options: LoaderOptions, costs: SampleCosts | None) -> dict[str, Any]:
     """The arguments that determine the order, beside samples and settings of plans, as JSON.
 
     Features have their stored names, because `rename` does not change the order.
@@ -475,7 +448,9 @@ def _order_request(view: View, options: LoaderOptions, costs: EpochCosts) -> dic
     stored = view.dataset.contents.stored_name
     # The padding of features may change, and does so with the dataset.
     arrays = view.stored_arrays if view.transform is None else view.arrays
-    drawn = {"frames_per_batch": options.frames_per_batch, "budget": costs.describe()}
+    drawn: dict[str, Any] = {"frames_per_batch": options.frames_per_batch, "budget": None}
+    if costs is not None:
+        drawn["budget"] = costs.describe()
     return {
         "clip_len": list(options.clip_lens or ()) or options.clip_len,
         "stride": view.samples.base.clips.spec.stride,
@@ -485,7 +460,6 @@ def _order_request(view: View, options: LoaderOptions, costs: EpochCosts) -> dic
         "features": sorted(map(stored, view.dataset.features)),
         "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
         "shuffle_buffer": options.tuning.shuffle_buffer,
-        "fixed_shards": options.tuning.fixed_shards,
         **{name: value for name, value in drawn.items() if value is not None},
     }
 
@@ -523,14 +497,5 @@ def of_selected(options: LoaderOptions) -> LoaderOptions:
 def _log_mixing(planner: Planner, shard: Shard) -> None:
     """Log the reason if batches are not mixed well."""
     fitted = planner.plan_memory(shard.count, workers=shard.workers)
-    url = shown_place(planner.view.dataset.url)
-    if fitted.limited and not fitted.of_memory:
-        _logger.log(fitted.notice_level, "%s: %s", url, fitted.limited)
-    elif fitted.limited:
-        enough = planner.memory_request(shard.count).limit_to_mix
-        whose = " of each worker" if shard.workers > 1 else ""
-        whose += " for this source" if planner.limit_in is not None else ""
-        _logger.warning(
-            "%s: %s; a memory_limit%s of %d (%s) would do",
-            *(url, fitted.limited, whose, enough, format_size(enough)),
-        )
+    if fitted.limited:
+        _logger.warning("%s: %s", shown_place(planner.view.dataset.url), fitted.limited)

@@ -69,16 +69,21 @@ def check_source(planner: Planner, state: SourceState, segments: Segments, epoch
     url, episodes, saved = view.dataset.url, view.identity, state.settings
     problem = "segments of the saved state have different settings"
     compared = [name for name in _COMPARED if saved.shuffle or name != "seed"]
-    for other in (state.rest or saved, *(segment.settings for segment in segments)):
+    num_groups = len(view.episodes.groups)
+    for other in (saved, state.rest or saved, *(segment.settings for segment in segments)):
         check_same(problem, vars(saved), vars(other), compared, url)
+        if other.group >= num_groups:
+            expected, got = f"a number below {num_groups}", other.group
+            raise StateError(
+                "no such group in the saved state", file=url, expected=expected, got=got
+            )
     now = {**planner.request, **{name: getattr(planner.settings, name) for name in _COMPARED}}
     now["samples"] = _samples(planner, epoch)
     now["num_cursors"] = planner.options.tuning.num_cursors
     is_shuffled = planner.settings.shuffle or saved.shuffle
     is_mixed = is_shuffled and planner.order.is_mixed
-    are_chosen = now["num_cursors"] is None or planner.order.is_cursor_bound
     may_differ = {
-        "num_cursors": are_chosen or not is_mixed,
+        "num_cursors": True,  # an upper bound
         "shuffle_buffer": now["shuffle_buffer"] is None or not is_mixed,
         "seed": not is_shuffled and not view.samples.common.are_random,
     }

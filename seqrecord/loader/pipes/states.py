@@ -4,7 +4,7 @@ The training process owns the position (`epochs`): an epoch, and its number of d
 The rest of a position follows from the plan. As JSON, `State` is a dict of its fields and
 `version`::
 
-    {"version": 12, "epoch": 3, "batch": 120, "batch_size": 1, "ranks": 4, "workers": 1,
+    {"version": 13, "epoch": 3, "batch": 120, "batch_size": 1, "ranks": 4, "workers": 1,
      "worker": null, "segments": [], "since": 0, "shared_arguments": {},
      "sources": [{"settings": {…}, …}]}
 """
@@ -20,15 +20,17 @@ from types import UnionType
 from typing import Any, TypeAlias, get_args, get_origin
 
 from seqrecord.errors import ClipError, StateError
-from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
+from seqrecord.loader.sampling.plan_settings import WHOLE, EpochSegment, PlanSettings
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import MAX_INT, SEED_LIMIT
 
-_VERSION = 12
-_FRAMES = ("excerpt_frames", "block_frames", "run_frames", "first_block_frames")
+_VERSION = 13
+_LAST_OF_BEFORE = "d6752092"  # the last commit that reads states of versions up to 12
 _BOUNDS = {
-    **dict.fromkeys(("batch_size", *_FRAMES), range(1, 1 << 31)),
-    **dict.fromkeys(("num_cursors", "num_shares", "ranks"), range(1, 1 << 24)),
+    **dict.fromkeys(("batch_size", "excerpt_frames", "block_rows"), range(1, 1 << 31)),
+    **dict.fromkeys(("num_cursors", "ranks"), range(1, 1 << 24)),
+    "aligned": range(WHOLE + 1),
+    **dict.fromkeys(("rotation", "group"), range(1 << 24)),
     "workers": range(1, 1 << 16),
     "seed": range(1 - SEED_LIMIT, SEED_LIMIT),
 }
@@ -128,7 +130,9 @@ class State:
         )
         version = saved["version"]
         is_right, problem = version == _VERSION and type(version) is int, "another version"
-        remedy = f"{_VERSION}; resume with the release that saved it, or begin with set_epoch(…)"
+        remedy = f"{_VERSION}; or begin with set_epoch(…)"
+        if type(version) is int and version < _VERSION:
+            remedy += f". Commit {_LAST_OF_BEFORE} is the last that resumes older ones"
         _check(is_right, problem, remedy, version)
         entries = {name: value for name, value in saved.items() if name != "version"}
         state: State = _read(cls, entries, "itself")

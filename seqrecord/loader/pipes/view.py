@@ -42,9 +42,8 @@ from seqrecord.loader.pipes.columns import (
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.padding import padded_axes
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
-from seqrecord.loader.sampling.bounds import ClipStats
+from seqrecord.loader.sampling.frame_uses import RunFrames, SampleFrames
 from seqrecord.loader.sampling.runs import Runs, Window
-from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames
 from seqrecord.store.processes.forks import PerProcess, cached_property
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.text import shown_place
@@ -185,18 +184,6 @@ class View:
                 group_window = replace(group_window, most_frames=most_frames)
             group_windows.append(group_window)
         return group_windows
-
-    @cached_property
-    def clip_stats(self) -> ClipStats:
-        """The clip numbers that determine the settings of all epochs."""
-        common = self.samples.common
-        return ClipStats.of(
-            common.typical,
-            self.episodes,
-            self.group_windows,
-            any_clips=common.differ,
-            repeats=common.rows_differ,
-        )
 
     def _most_frames(self, window: Window, frames: SampleFrames) -> int:
         """The most frames of an episode that samples have in a group."""

@@ -288,10 +288,17 @@ def share_out(
 
 
 def even_shares(sequence: EpisodeSequence, num_shards: int, num_cursors: int) -> Shares:
-    """Shares at even distances, dealt in turn: share k to shard k modulo the number of shards."""
+    """Shares of equal length, or one row more, dealt in turn: share k to shard k modulo the number
+    of shards. The first shards have one row more than others, and so have a shard's first cursors.
+
+    The sequence has no costs.
+    """
     share = np.arange(num_shards * num_cursors)
-    cursor = share % num_shards * num_cursors + share // num_shards
-    return Shares(sequence, num_cursors, cursor, share * sequence.total // len(share))
+    cursor, shard = np.divmod(share, num_shards)
+    low, more = divmod(sequence.total, num_shards)
+    rows, longer = np.divmod(low + (shard < more), num_cursors)
+    length = rows + (cursor < longer)
+    return Shares(sequence, num_cursors, shard * num_cursors + cursor, np.cumsum(length) - length)
 
 
 def _begins(

@@ -7,30 +7,30 @@ shards returns batches of its own plan; the next segment plans the remaining cli
     segment 1, 2 shards          |#####-------------|######--------------|
     segment 2, 3 shards                |-------|-------|-------|
 
-The remaining clips follow from the plans. A shard in round `r` has returned, of each cursor, all
-clips before block `r`, some clips of that block, and none behind it.
+The remaining clips are the rows that are left of each shard's order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from itertools import chain
+from collections.abc import Sequence
 
 import numpy as np
 
 from seqrecord.errors import StateError
+from seqrecord.loader.clips.frames import COPIES
 from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, IntArray
-from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
-from seqrecord.loader.sampling.budget_shards import BudgetShards, StreamOf
-from seqrecord.loader.sampling.budgets import ClipCosts
-from seqrecord.loader.sampling.epoch import EpochLayout, key_of_segment
-from seqrecord.loader.sampling.fixed_shards import shuffled, shuffled_stream
-from seqrecord.loader.sampling.plan import order_of
-from seqrecord.loader.sampling.runs import Runs, Shard, Window, remaining_table
-from seqrecord.loader.sampling.shard_batches import BatchDraws, ShardBatches
+from seqrecord.loader.sampling.clip_costs import ClipCosts
+from seqrecord.loader.sampling.epoch_plans import EpochPlan
+from seqrecord.loader.sampling.orders import find_order
+from seqrecord.loader.sampling.plan_settings import EpochSegment
+from seqrecord.loader.sampling.row_tables import RowTable
+from seqrecord.loader.sampling.runs import Shard, Window
+from seqrecord.loader.sampling.shard_batches import BatchDraws
+from seqrecord.loader.sampling.share_orders import left_of
+from seqrecord.store.tables.grids import ragged_arange
 
+_NO_ROWS = np.zeros(0, np.int64)
 _MAX_CURSORS = 1 << 24  # of all shards of a segment, …
 _MAX_SHARDS = 1 << 17  # which take time one by one
 
@@ -78,98 +78,51 @@ def find_remaining(
 
     Raises `StateError` for a segment with more batches than its plan.
     """
-    windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
     for number, segment in enumerate(segments):
         settings, count = segment.settings, segment.ranks * segment.workers
-        order = order_of(settings)
-        num_cursors = settings.batch_size or 1 if order.has_rows else settings.cursors
+        has_rows = find_order(settings.order).has_rows
+        num_cursors = settings.batch_size or 1 if has_rows else settings.num_cursors
         if count > _MAX_SHARDS or count * num_cursors > _MAX_CURSORS:
             raise StateError(
                 "a segment has more shards or cursors than can be planned",
                 expected=f"at most {_MAX_SHARDS}, with at most {_MAX_CURSORS} in all",
                 got=f"{count} shards of {num_cursors}",
             )
-        place = epoch, number
-        sequence, returned = order.returned(table, episodes, windows, segment, place, draws, costs)
-        is_left = np.ones(sequence.num_clips, bool)
-        for clips in returned:
-            is_left[clips] = False
-        edges = np.flatnonzero(np.diff(is_left, prepend=False, append=False))
-        table = remaining_table(table, sequence.slices(edges[::2], edges[1::2])[0])
+        plans = [
+            EpochPlan(
+                table,
+                episodes,
+                settings,
+                epoch=epoch,
+                shard=Shard(index, count, segment.workers),
+                segment=number,
+                windows=windows,
+                draws=draws,
+                costs=costs,
+            )
+            for index in range(count)
+        ]
+        most = np.array([plan.num_batches for plan in plans])
+        given = batches_of_shards(segment, most)
+        rows = RowTable.of(table)
+        if (given < most).any():
+            rows = left_of(rows, plans, given.tolist())
+        else:
+            rows = rows.only(_NO_ROWS, _NO_ROWS)
+        table = _table_of(table, rows)
     return table
 
 
-def returned_of_cursors(
-    table: ClipTable,
-    episodes: EpisodeLayout,
-    windows: Sequence[Window],
-    segment: EpochSegment,
-    place: tuple[int, int],
-    draws: BatchDraws | None,
-    costs: ClipCosts | None,
-) -> tuple[Runs, Iterable[slice | IntArray]]:
-    """See `PlannedOrder.returned`, for clips in the order of `EpochPlan` or `ShuffledPlan`."""
-    settings, workers, (epoch, number) = segment.settings, segment.workers, place
-    count, is_shuffled = segment.ranks * workers, _is_shuffled(settings, epoch, number)
-    of_shares = 0 if is_shuffled else epoch
-    layout = EpochLayout.of(table, episodes, windows, settings, count, of_shares, number, costs)
-    if costs is not None:
-        stream_of: StreamOf = layout.stream
-        if is_shuffled:
-            stream_of = partial(shuffled_stream, settings, epoch, count)
-        arranged = layout.arranged(table, stream_of, key_of_segment(settings, epoch, number))
-        return arranged.sequence, _returned_of_budget(arranged, segment)
-    sequence, shares = layout.share_out(table, np.arange(count))
-    shards = [Shard(i, count, workers) for i in range(count)]
-    batches_of_workers = [
-        ShardBatches.of(settings, draws, epoch, number, member) for member in shards[:workers]
-    ]
-    clips = layout.num_clips(shares, batches_of_workers)
-    num_batches = [batches_of_workers[i % workers].count(n) for i, n in enumerate(clips.tolist())]
-    batches = batches_of_shards(segment, np.array(num_batches)).tolist()
-    num_clips = np.array(
-        [batches_of_workers[i % workers].first_clip(n) for i, n in enumerate(batches)]
-    )
-    num_returned = np.minimum(num_clips, clips)
-    if (num_returned == clips).all():
-        return sequence, [slice(None)]
-
-    def of_shard(shard: Shard) -> Iterator[slice | IntArray]:
-        """The places of a shard's first `count` clips in the sequence."""
-        is_part = shares.stop[shard.index] > shares.start[shard.index]
-        start, stop = (bounds[shard.index, is_part] for bounds in shares[:2])
-        quota = int(num_returned[shard.index])
-        if is_shuffled:
-            places = np.concatenate([np.arange(*share) for share in zip(start, stop, strict=True)])
-            run_clips = sequence.slices(start, stop)[0].run_clips
-            yield places[shuffled(settings, epoch, shard, run_clips)[:quota]]
-            return
-        cursors = layout.cursors(sequence, start, stop)
-        shift = start - cursors.begin  # from clip numbers of the cursors
-        clips_before = cursors.clips_before_rounds()
-        index = int(np.searchsorted(clips_before, quota, side="right")) - 1
-        yield from map(slice, start, cursors.first_clips(np.array([[index]]))[0] + shift)
-        if quota > clips_before[index]:
-            blocks = cursors.blocks(index, index + 1)[layout.episodes.leading]
-            blocks, position = layout.in_order(blocks, index * cursors.count + blocks.cursor)
-            row, offset = layout.deal(blocks, position, cursors.count)
-            clip = blocks.clip[row] + offset + shift[blocks.cursor[row]]
-            yield clip[: quota - clips_before[index]]
-
-    return sequence, chain.from_iterable(
-        of_shard(member) for member in shards if num_returned[member.index]
-    )
-
-
-def _returned_of_budget(shards: BudgetShards, segment: EpochSegment) -> Iterator[slice | IntArray]:
-    """The places of the clips that shards have returned in a segment."""
-    batches = batches_of_shards(segment, np.array(shards.num_batches)).tolist()
-    if batches == shards.num_batches:
-        yield slice(None)
-        return
-    for shard, number in enumerate(batches):
-        ends = shards.arrangement(shard).ends[:number]
-        yield shards.clips(shard)[: ends[-1] if len(ends) else 0]
+def _table_of(table: ClipTable, rows: RowTable) -> ClipTable:
+    """The clips of a table in some rows of it. Adjacent runs are joined."""
+    columns = rows.episode, rows.start, rows.count, rows.sample
+    if (rows.sample % COPIES).any():  # a clip between two copies of another one
+        row, offset = ragged_arange(rows.count)
+        start = rows.start[row] + offset * rows.stride
+        sample = rows.sample[row] + offset * rows.sample_step
+        columns = rows.episode[row], start, np.ones_like(row), sample
+    order = np.argsort(columns[-1])
+    return table.with_runs(*(column[order] for column in columns))
 
 
 def batches_of_shards(segment: EpochSegment, clips: IntArray) -> IntArray:
@@ -181,8 +134,3 @@ def batches_of_shards(segment: EpochSegment, clips: IntArray) -> IntArray:
         items_of_workers(workers, segment.batch, size, others=True) for workers in ranks.tolist()
     ]
     return np.concatenate(batches)
-
-
-def _is_shuffled(settings: PlanSettings, epoch: int, number: int) -> bool:
-    """Whether a segment has a `ShuffledPlan`."""
-    return settings.resident and epoch > 0 and not number

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from seqrecord.errors import MemoryLimitError
-from seqrecord.loader.sampling.memory import CONSUMER, PREFETCH, MemoryRequest
+from seqrecord.loader.sampling.frame_sizes import CONSUMER, PREFETCH
+from seqrecord.loader.sampling.settings_choice import SettingsRequest
 from seqrecord.store.units import parse_size
 
 _MORE = (8, 4)  # batches that are filled or wait, if they are at most
@@ -16,7 +17,7 @@ _MOST_BYTES = 1 << 60  # no machine has as many, and floats represent them exact
 def share_out(
     memory_limit: int | str,
     batch: int,
-    requests: Mapping[str, MemoryRequest],
+    requests: Mapping[str, SettingsRequest],
     weights: Mapping[str, float],
 ) -> tuple[int, dict[str, int]]:
     """How many batches of a mix may be filled or wait, and the bytes of each source.

@@ -1,10 +1,9 @@
 """Orders of epochs by name, for the argument `order` of loaders.
 
-An order determines the plans of an epoch, and its consequences for arguments, batches, draws and
+An order determines which rows come when, and its consequences for arguments, batches, draws and
 states. The loader asks the order; no other module knows one by its name::
 
-    class Order                 properties, as integers, flags and texts
-    plan.PlannedOrder           … and the class of its plans, and the clips that these have returned
+    class Order                 properties, as integers, flags and texts; columns of batches
     clip_order, sequences       the built-in ones
 """
 
@@ -13,9 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.tables import ClipTable, IntArray
 from seqrecord.loader.rules import Rule
+from seqrecord.loader.sampling.cursor_shares import Pieces
+from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.store import areas
 
 
@@ -27,17 +31,15 @@ class Order:
     Attributes:
         name: the value of the argument, also in saved states.
         rules: combinations of arguments that are refused.
-        columns: extra columns of batches, see `Plan.columns`.
+        columns: extra columns of batches, see `batch_columns`.
         is_mixed: with `shuffle`, clips are mixed from many places: memory determines the cursors
             and blocks, within `num_cursors` and `shuffle_buffer`.
-        has_rows: each row of a batch is a cursor that advances by one clip per batch, also without
-            `shuffle`.
+        has_rows: each row of a batch is a cursor that follows episodes, by one clip per batch, also
+            without `shuffle`.
         keeps_shards: shards may have the same clips in every epoch, while their frames stay in
             memory.
         has_copies: a clip may come several times in an epoch.
         is_for_mixes: a source of a mix may have it.
-        is_for_pipes: only a `SeqRecordPipe` may have it.
-        is_cursor_bound: there may be fewer cursors than `num_cursors`.
         shares_draws: the clips in a row of the clip table share random draws.
     """
 
@@ -49,8 +51,6 @@ class Order:
     keeps_shards: ClassVar[bool] = True
     has_copies: ClassVar[bool] = True
     is_for_mixes: ClassVar[bool] = True
-    is_for_pipes: ClassVar[bool] = False
-    is_cursor_bound: ClassVar[bool] = False
     shares_draws: ClassVar[bool] = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -60,10 +60,26 @@ class Order:
         """The default of `stride`, for clips of `length` frames."""
         return 1
 
-    def settings(self, batch_size: int, stride: int) -> Mapping[str, Any]:  # noqa: ARG002
-        """The values of `PlanSettings` that follow from the batches; none if memory determines
-        them.
+    def batch_columns(
+        self,
+        table: RowTable,  # noqa: ARG002
+        pieces: Pieces,  # noqa: ARG002
+        number: IntArray,  # noqa: ARG002
+        *,
+        is_end: bool,  # noqa: ARG002
+    ) -> Mapping[str, npt.NDArray[np.bool_]]:
+        """The extra columns of a batch, bool[n] each.
+
+        Args:
+            table: the rows of the epoch.
+            pieces: of the shard.
+            number: of the batch's rows in all pieces, int64[n].
+            is_end: whether rows after it are dropped.
         """
+        return {}
+
+    def counts(self, table: RowTable, pieces: Pieces, num_batches: int) -> Mapping[str, int]:  # noqa: ARG002
+        """Further statistics of a shard, of which each cursor has at most `num_batches` rows."""
         return {}
 
     def frames_left_out(self, table: ClipTable, num_frames: IntArray) -> int | None:  # noqa: ARG002
@@ -84,16 +100,12 @@ ORDERS: dict[str, Order | str] = {**areas.ORDERS}
 Another order is registered by adding it.
 """
 
-TEMPORARY: dict[str, Order | str] = {**areas.TEMPORARY_ORDERS}
-"""Orders that no message names."""
-
 
 def find_order(name: str) -> Order:
     """The order of a name. Raises `ClipError` for another name."""
-    orders = ORDERS if name in ORDERS else TEMPORARY
-    order = orders.get(name)
+    order = ORDERS.get(name)
     if order is None:
         raise ClipError("there is no such order", expected=(*ORDERS,), got=name)
     if isinstance(order, str):
-        order = orders[name] = areas.load_entry(order)
+        order = ORDERS[name] = areas.load_entry(order)
     return order

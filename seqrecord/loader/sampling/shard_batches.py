@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.loader.clips.tables import IntArray
-from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.plan_settings import PlanSettings
 from seqrecord.loader.sampling.random_order import Purpose, key_of, uniform
 from seqrecord.loader.sampling.runs import Shard
 
@@ -65,6 +65,7 @@ class ShardBatches:
         worker: number of the shard's worker on its rank, of `workers`.
         frames_of_clips: with a budget, for all clips of the shard, in the order of its batches;
             int64[n].
+        widths: the clips of batches by their numbers, int64[n] each, at least 1; `None`: `size`.
     """
 
     size: int
@@ -73,6 +74,7 @@ class ShardBatches:
     worker: int = 0
     workers: int = 1
     frames_of_clips: IntArray | None = None
+    widths: Callable[[IntArray], IntArray] | None = None
     _ends: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
 
     @classmethod
@@ -93,10 +95,14 @@ class ShardBatches:
         """The batches of a budget: the clips before the end of each one, int64[batches]."""
         return replace(self, frames_of_clips=frames_of_clips, _ends=ends)
 
+    def of_widths(self, widths: Callable[[IntArray], IntArray]) -> ShardBatches:
+        """Batches with so many clips."""
+        return replace(self, widths=widths)
+
     @property
     def are_drawn(self) -> bool:
         """Whether batches differ in their number of clips."""
-        if self.frames_of_clips is not None:
+        if self.frames_of_clips is not None or self.widths is not None:
             return True
         return self.draws is not None and self.draws.frames_per_batch is not None
 
@@ -158,6 +164,13 @@ class ShardBatches:
         """The clips in full batches, of so many clips; int64[n] each."""
         return num_clips - self.find(num_clips)[1]
 
+    def _clips(self, batch: IntArray) -> IntArray:
+        """The clips of batches, int64[n] each."""
+        if self.widths is not None:
+            return self.widths(batch)
+        assert self.draws is not None
+        return self.draws.clips(self.frames(batch))
+
     def _grown(self, batches: int, clip: int) -> IntArray:
         """The clips before the end of each batch, of enough batches for this number and this clip.
 
@@ -167,9 +180,8 @@ class ShardBatches:
         if self.frames_of_clips is not None:
             return ends
         while len(ends) < batches or not len(ends) or ends[-1] <= clip:
-            assert self.draws is not None
             numbers = np.arange(len(ends), 2 * len(ends) or _BATCHES)
-            clips = np.cumsum(self.draws.clips(self.frames(numbers)))
+            clips = np.cumsum(self._clips(numbers))
             ends = np.concatenate((ends, clips + ends[-1:].sum()))
         self._ends = ends
         return ends

@@ -6,8 +6,8 @@ Any part of an order is computed without the rows before it:
 - `PermutedOrder`: rows whose frames cost nothing twice. The rows of an epoch are permuted, and each
   shard takes every n-th one. Also later epochs of resident frames: a permutation of the rows that
   the shard has in epoch 0.
-- `SequenceOrder`: the rows of a batch are equal shares of a sequence of episodes. Without a
-  shuffle, each shard has one share of the table, row by row.
+- `SequenceOrder`: each row of a batch follows its own share of the episodes. Without a shuffle,
+  each shard has one share of the table, row by row.
 
 A batch has the next `batch_size` rows of its shard's order. `order_of_shard` says which order. The
 key of the sequence, of its shares and of a permutation of all rows is `EpochKey.of()`, with epoch 0
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,11 +32,11 @@ from seqrecord.loader.sampling.cursor_shares import (
 )
 from seqrecord.loader.sampling.decoding_units import FrameGroup
 from seqrecord.loader.sampling.permutations import Permutation
-from seqrecord.loader.sampling.random_order import Purpose, key_of
+from seqrecord.loader.sampling.random_order import Purpose, key_of, ranks_of
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.share_rounds import CursorRounds, intervals
 from seqrecord.loader.sampling.share_settings import ShareSettings, parts_of_block
-from seqrecord.store.tables.grids import IntArray
+from seqrecord.store.tables.grids import IntArray, distinct
 
 
 class EpochKey(NamedTuple):
@@ -121,26 +121,57 @@ class PermutedOrder(RowOrder):
 
 
 class SequenceOrder(RowOrder):
-    """Batches whose rows continue sequences: batch b has row b of each of a shard's `size` shares.
+    """Batches whose rows continue sequences: row k of each batch is of cursor k.
 
-    Share k of all has the rows from floor(k n / shares) on, and is of shard k modulo the number of
-    shards. So shares differ by at most one row, and only the last batch may have fewer rows.
+    Batch b has the rows b of all cursors that have so many. No cursor has more rows than the one
+    before it, so row k is cursor k's until it ends.
+
+    Args:
+        pieces: of the cursors.
+        size: number of cursors.
     """
 
-    def __init__(self, sequence: EpisodeSequence, num_shards: int, shard: int, size: int) -> None:
-        self.pieces = even_shares(sequence, num_shards, size).of_shard(shard)
-        self.counts = np.bincount(self.pieces.cursor, self.pieces.count, size).astype(np.int64)
+    def __init__(self, pieces: Pieces, size: int) -> None:
+        self.pieces = pieces
+        self.counts = np.bincount(pieces.cursor, pieces.count, size).astype(np.int64)
         self._line = np.cumsum(self.counts) - self.counts
         self.num_rows = int(self.counts.sum())
+        # Batches between two numbers of rows of cursors have the same cursors.
+        self._ends = distinct(np.append(0, self.counts))
+        self._begins = np.append(0, self._ends[:-1])
+        self._widths = self.widths(self._begins)
+        num_rows = (self._ends - self._begins) * self._widths
+        self._before = np.cumsum(num_rows) - num_rows
+
+    @classmethod
+    def of(cls, sequence: EpisodeSequence, num_shards: int, shard: int, size: int) -> SequenceOrder:
+        """The order of a shard whose cursors have equal shares of a sequence; see `even_shares`.
+        Only its last batch may have fewer rows than `size`.
+        """
+        return cls(even_shares(sequence, num_shards, size).of_shard(shard), size)
+
+    def widths(self, batch: IntArray) -> IntArray:
+        """The rows of batches, at least 1; int64[n]."""
+        widths: IntArray = len(self.counts) - np.searchsorted(self.counts[::-1], batch, "right")
+        return np.maximum(widths, 1)
+
+    def rows_before(self, batch: IntArray) -> IntArray:
+        """The rows before batches, int64[n]."""
+        part = np.searchsorted(self._begins, batch, side="right") - 1
+        before = self._before[part] + (batch - self._begins[part]) * self._widths[part]
+        bounded: IntArray = np.minimum(before, self.num_rows)
+        return bounded
+
+    def _place(self, number: IntArray) -> tuple[IntArray, IntArray]:
+        """The batch and the cursor of rows by their numbers in emitted order, int64[n] each."""
+        part = np.searchsorted(self._before, number, side="right") - 1
+        batch, cursor = np.divmod(number - self._before[part], self._widths[part])
+        return self._begins[part] + batch, cursor
 
     def find(self, first: int, last: int) -> tuple[IntArray, IntArray]:
         """The pieces and rows of `[first, last)` in emitted order, int64[last - first] each."""
-        place, slot = np.divmod(np.arange(first, last), len(self.counts))
-        # Of the last batch, the shares with one more row.
-        longer = np.flatnonzero(self.counts == self.counts.max())
-        is_last = place >= self.counts.min()
-        slot[is_last] = longer[slot[is_last]]
-        return self.pieces.find(self._line[slot] + place)
+        batch, cursor = self._place(np.arange(first, last))
+        return self.pieces.find(self._line[cursor] + batch)
 
     def rows(self, first: int, last: int) -> IntArray:
         """See `RowOrder`."""
@@ -148,11 +179,34 @@ class SequenceOrder(RowOrder):
 
     def left(self, number: int) -> tuple[IntArray, IntArray]:
         """See `RowOrder`."""
-        batch, over = divmod(number, len(self.counts))
-        single = self.rows(number, min(number - over + len(self.counts), self.num_rows))
-        single = single if over else np.zeros(0, np.int64)
-        emitted = np.full_like(self.counts, batch + (over > 0))
-        return intervals(single, *self.pieces.after(emitted))
+        [batch], [over] = self._place(np.array([number]))
+        emitted = batch + (np.arange(len(self.counts)) < over)
+        return intervals(np.zeros(0, np.int64), *self.pieces.after(emitted))
+
+
+def whole_sequences(
+    sequence: EpisodeSequence, num_shards: int, shard: int, size: int
+) -> SequenceOrder:
+    """The order of a shard whose cursors have whole episodes: the longest ones are assigned first,
+    each to the cursor of all shards that has fewest rows.
+
+    Cursors are dealt to the shards by their rows. The last shard has the longest, as it has most
+    rows where shards cannot be equal.
+    """
+    first = sequence.table.bounds[:-1][sequence.order]
+    rows = np.diff(sequence.table.bounds)[sequence.order]
+    count = min(num_shards * size, len(rows))  # others are empty
+    owner, load = np.zeros_like(rows), np.zeros(count, np.int64)
+    longest_first = np.argsort(-rows, kind="stable")
+    for block in range(0, len(rows), count):
+        members = longest_first[block : block + count]
+        owner[members] = np.argsort(load, kind="stable")[: len(members)]
+        load[owner[members]] += rows[members]
+    rank = ranks_of(np.argsort(-load, kind="stable"))[owner]
+    cursor, dealt = np.divmod(rank, num_shards)
+    of_shard = np.flatnonzero(dealt == num_shards - 1 - shard)
+    of_shard = of_shard[np.argsort(cursor[of_shard], kind="stable")]
+    return SequenceOrder(Pieces(first[of_shard], rows[of_shard], cursor[of_shard]), size)
 
 
 def order_of_shard(
@@ -188,7 +242,7 @@ def order_of_shard(
     if settings.is_permuted and shuffle:
         return PermutedOrder(len(table), key.of(), shard, num_shards)
     if not shuffle:
-        return SequenceOrder(EpisodeSequence.in_order(table), num_shards, shard, 1)
+        return SequenceOrder.of(EpisodeSequence.in_order(table), num_shards, shard, 1)
     # Resident frames keep their shards.
     of_shares = key._replace(epoch=0) if settings.is_resident else key
     sequence = EpisodeSequence.shuffled(table, of_shares.of(), weight)
@@ -200,8 +254,15 @@ def order_of_shard(
     return SharedOrder(pieces, settings, batch_size, key.of(shard))
 
 
-def left_of(table: RowTable, orders: Sequence[RowOrder], numbers: Sequence[int]) -> RowTable:
-    """The table of the rows that are left after each shard has emitted so many.
+class Emitting(Protocol):
+    """Anything that emits rows."""
+
+    def left(self, number: int) -> tuple[IntArray, IntArray]:
+        """See `RowOrder`; of an order or of its batches."""
+
+
+def left_of(table: RowTable, orders: Sequence[Emitting], numbers: Sequence[int]) -> RowTable:
+    """The table of the rows that are left after each shard has emitted so many, or so many batches.
 
     A row after one of its episode that was emitted is of the same episode still.
     """

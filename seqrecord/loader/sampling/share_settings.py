@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 import numpy as np
@@ -45,6 +45,9 @@ MOST_REREAD = 0.09
 MOST_PHASE = 2.0
 BLOCKS = tuple(size << power for power in range(14) for size in (2, 3))
 """Rows of blocks, of which the longest that fits is taken."""
+
+UNLIMITED = 1 << 62
+"""Bytes of a process without a limit."""
 
 _KEY = 0  # of measurements
 _USUAL_BLOCK = 16  # rows, of more cursors than a batch needs
@@ -105,7 +108,6 @@ class ShareRequest:
         batch_size: rows of a batch.
         num_ranks: number of ranks.
         num_workers: DataLoader workers of a rank, at least 1.
-        room: bytes for frames and decoders of a process.
         keeps_frames: whether frames stay in memory, so that a process decodes each once.
         max_cursors: upper bound of the number of cursors.
         max_round_rows: upper bound of the rows of a round.
@@ -117,11 +119,11 @@ class ShareRequest:
     batch_size: int
     num_ranks: int = 1
     num_workers: int = 1
-    room: int = 1 << 62
     keeps_frames: bool = False
     max_cursors: int | None = None
     max_round_rows: int | None = None
     beside: int = 0
+    _measured: dict[tuple[float, ...], float] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def _sequence(self) -> EpisodeSequence:
@@ -140,24 +142,28 @@ class ShareRequest:
         """Rows of the longest round, at most."""
         return min(self.max_round_rows or _MOST_ROWS, _MOST_ROWS)
 
-    def choose(self) -> ShareSettings:
-        """The settings.
+    def choose(self, room: int = UNLIMITED) -> ShareSettings:
+        """The settings, with `room` bytes for frames and decoders of a process.
 
         Raises `MemoryLimitError` if one cursor does not fit, whose frames are decoded again for
         each row.
         """
         most = max(1, len(self.table) // self.num_shards)
         most = min(most, self.most_rows, self.max_cursors or most)
-        most = self._last(most, lambda count: self._block(count) is not None)
+        most = self._last(most, lambda count: self._block(count, room) is not None)
         if not self.keeps_frames or self.num_shards > 1:
             most = self._last(most, lambda count: self._reread(count) <= self._most_reread(count))
-        most = self._with_block(most)
-        count, aligned, rotation = self._spread(most)
+        most = self._with_block(most, room)
+        count, aligned, rotation = self._spread(most, room)
         reread = self._reread(count, aligned)
-        if block := self._block(count):
+        if block := self._block(count, room):
             return ShareSettings(count, block, aligned, rotation, reread)
-        gap, redecoded = self._longest_gap()
+        gap, redecoded = self._longest_gap(room)
         return ShareSettings(1, 1, aligned, rotation, reread, gap, redecoded)
+
+    def least_room(self, num_cursors: int) -> int:
+        """The bytes that so many cursors need at least."""
+        return self._total(num_cursors, self._least_block(num_cursors))
 
     @staticmethod
     def _last(most: int, fits: Callable[[int], bool]) -> int:
@@ -170,27 +176,30 @@ class ShareRequest:
 
     # ---- memory
 
-    def _block(self, num_cursors: int) -> int | None:
+    def _least_block(self, num_cursors: int) -> int:
+        if num_cursors == 1:
+            return 1
+        usual = _USUAL_BLOCK if num_cursors > self.batch_size else 1
+        return max(usual, -(-2 * self.batch_size // num_cursors))
+
+    def _block(self, num_cursors: int, room: int) -> int | None:
         """The longest block that fits; `None` if none does that is long enough."""
-        least, most = 1, _MOST_BLOCK
-        if num_cursors > 1:
-            usual = _USUAL_BLOCK if num_cursors > self.batch_size else 1
-            least = max(usual, -(-2 * self.batch_size // num_cursors))
-            if num_cursors * least > self.most_rows:
-                return None
+        least, most = self._least_block(num_cursors), _MOST_BLOCK
+        if num_cursors > 1 and num_cursors * least > self.most_rows:
+            return None
         if num_cursors < self.batch_size:  # rows of a batch overlap in shorter blocks
             span = max(group.span for group in self.groups) / self.table.stride
             most = max(most, ceil(_APART * parts_of_block(self.batch_size, num_cursors) * span))
         most = max(least, min(most, self.most_rows // num_cursors))
         blocks = sorted({least, most, *(block for block in BLOCKS if least <= block <= most)})
-        fitting = bisect_right(blocks, self.room, key=lambda b: self._total(num_cursors, b))
+        fitting = bisect_right(blocks, room, key=lambda b: self._total(num_cursors, b))
         return blocks[fitting - 1] if fitting else None
 
-    def _with_block(self, num_cursors: int) -> int:
+    def _with_block(self, num_cursors: int, room: int) -> int:
         """The most cursors up to a number with a block that fits. Rounded up, blocks of fewer
         cursors may not.
         """
-        while num_cursors > 1 and self._block(num_cursors) is None:
+        while num_cursors > 1 and self._block(num_cursors, room) is None:
             num_cursors -= 1
         return num_cursors
 
@@ -207,16 +216,16 @@ class ShareRequest:
         episode = self.table.episode
         return sum(one.nbytes * (one.num_together(episode) - 1) for one in self.groups)
 
-    def _longest_gap(self) -> tuple[int | None, float]:
+    def _longest_gap(self, room: int) -> tuple[int | None, float]:
         """The longest gap of a cursor that fits, of which no load is ahead; `None` if frames stay.
 
         Also the frames that it decodes again.
         """
         needed, decoded = self._walk.row_by_row()
-        if needed <= self.room:
+        if needed <= room:
             return None, 0.0
         gaps = (0, *(1 << power for power in range(13)))
-        longest = bisect_right(gaps, self.room, key=lambda gap: self._walk.row_by_row(gap)[0])
+        longest = bisect_right(gaps, room, key=lambda gap: self._walk.row_by_row(gap)[0])
         if longest:
             gap = gaps[longest - 1]
             return gap, self._walk.row_by_row(gap)[1] / max(1, decoded) - 1
@@ -224,7 +233,7 @@ class ShareRequest:
         raise MemoryLimitError(
             "the frames of one clip do not fit into memory_limit",
             expected=f"at least {format_size(needed + self.beside)}",
-            got=format_size(self.room + self.beside),
+            got=format_size(room + self.beside),
         )
 
     # ---- reading
@@ -241,6 +250,11 @@ class ShareRequest:
         """The frames that are decoded twice, in parts of all."""
         if self.keeps_frames and self.num_shards == 1:
             return 0.0
+        if (key := (num_cursors, aligned)) not in self._measured:
+            self._measured[key] = self._measure_reread(num_cursors, aligned)
+        return self._measured[key]
+
+    def _measure_reread(self, num_cursors: int, aligned: float) -> float:
         num_shares = self.num_shards * num_cursors
         if num_shares <= _MOST_MEASURED:
             return self._cut(self.num_shards, num_cursors, aligned) / max(1, self._used_bytes)
@@ -261,7 +275,7 @@ class ShareRequest:
 
     # ---- phase
 
-    def _spread(self, most: int) -> tuple[int, float, int]:
+    def _spread(self, most: int, room: int) -> tuple[int, float, int]:
         """The number of cursors, the part of their begins that align with units, and the rotation
         of shards.
         """
@@ -278,14 +292,14 @@ class ShareRequest:
         while count and tries:
             wanted = MOST_PHASE / min(self.num_ranks * self.batch_size, self.num_shards * count)
             for rotation in rotations:
-                aligned, phase = 1.0, self._phase(count, 1.0, rotation)
+                aligned, phase = 1.0, self._phase(count, 1.0, rotation, room)
                 if phase > wanted and not are_alone:
                     aligned = self._least_aligned(count)
-                    phase = self._phase(count, aligned, rotation)
+                    phase = self._phase(count, aligned, rotation, room)
                 if phase <= wanted:
                     return count, aligned, rotation
                 tried.append((phase / wanted, -count, aligned, rotation))
-            count, tries = self._with_block(count - max(1, count // 16)), tries - 1
+            count, tries = self._with_block(count - max(1, count // 16), room), tries - 1
         # Fewer cursors that do not suffice either would cost episodes for nothing.
         _, count, aligned, rotation = min(t for t in tried if -t[1] >= most * 7 // 8)
         return -count, aligned, rotation
@@ -296,7 +310,7 @@ class ShareRequest:
         part = (MOST_REREAD - low) / max(high - low, 1e-9)
         return 1.0 - min(1.0, max(0.0, part))
 
-    def _phase(self, num_cursors: int, aligned: float, rotation: int) -> float:
+    def _phase(self, num_cursors: int, aligned: float, rotation: int, room: int) -> float:
         """How much the mean phase of cursors varies over the epoch, in parts of what phases vary
         by: of all cursors of a step's shards, averaged over steps.
         """
@@ -317,7 +331,7 @@ class ShareRequest:
             if (worker == number).any()
         ]
         # A round mixes the phases of its blocks.
-        block = self._block(num_cursors) or 1
+        block = self._block(num_cursors, room) or 1
         num_blocks = len(self.table) / (self.num_shards * num_cursors * block)
         rounds = np.cumsum(np.diff((times * num_blocks).astype(np.int64), prepend=0) != 0)
         rounds -= rounds[0]

@@ -15,7 +15,7 @@ from seqrecord.loader.pipes.epoch_loaders import Loader
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.planning import plan_clips
 from seqrecord.loader.sampling.built_ins import skip_last
-from seqrecord.loader.sampling.plan import Plan
+from seqrecord.loader.sampling.epoch_plans import EpochPlan
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.sample_functions import SampleFunctions
 from seqrecord.store.reading.dataset import Dataset
@@ -146,7 +146,7 @@ class ClipPlanner:
         return clip_numbers(plan, begin, self._first_items)
 
 
-def clip_numbers(plan: Plan, begin: int, first_items: IntArray) -> Iterator[int]:
+def clip_numbers(plan: EpochPlan, begin: int, first_items: IntArray) -> Iterator[int]:
     """The item numbers of a plan's clips from clip `first` on."""
     round_index, num_skipped = plan.locate_clip(begin)
     clips = (plan.clips(*span) for span in plan.spans(round_index))

@@ -110,10 +110,7 @@ def _loader(
     return SeqRecordIterableDataset(
         dataset,
         **{name: value for name, value in arguments.items() if value is not None},
-        engine=EngineOptions(
-            shuffle_buffer=request.get("shuffle_buffer"),
-            fixed_shards=bool(request.get("fixed_shards")),
-        ),
+        engine=EngineOptions(shuffle_buffer=request.get("shuffle_buffer")),
         **_FOR_ROWS,
     )
 

@@ -225,8 +225,8 @@ def _row(dataset: Dataset, key: str, clip: ClipSpec | None) -> EpisodeRow:
 def _predicted_memory(dataset: Dataset, clip_len: int, batch_size: int) -> int:
     """Predicted memory of a loader with these clips in one process, in bytes."""
     # Imported late: torch takes seconds.
+    from seqrecord.loader.pipes.job_memory import predict_memory
     from seqrecord.loader.pipes.options import LoaderOptions
-    from seqrecord.loader.pipes.run_memory import predict_memory
 
     return predict_memory(dataset, LoaderOptions(clip_len=clip_len, batch_size=batch_size))
 

@@ -1,13 +1,10 @@
 """The frames that clips use of a group, without frames between them. Pure integers.
 
-Cursors keep one interval of frames of a run, in which a row is found by adding. Of a chunk, they
-load the frames from the first to the last that clips of the run use. Frames between, which no
-clip uses, have a row and are neither read nor decoded::
+Resident frames, and the bytes of a shard in remote storage, are those that its clips use::
 
     clips of frames s and s + 4        s       e
                                             s       e
-    loaded                           f f f f f f f f f f
-    used                             f . . f f . . f        decoded
+    used                             f . . f f . . f
 
 Clips near each other leave out no frame: `Window.solid`. Only frames of other runs are looked up.
 """
@@ -32,27 +29,6 @@ _MAX_MARKS = 1 << 26  # bytes; frames of longer intervals are sorted, several ti
 
 SampleFrames: TypeAlias = Callable[[ClipKeys], IntArray]
 """Returns the frames of a group in clips, int64[n, T]."""
-
-
-@dataclass(frozen=True, eq=False)
-class LoadFrames:
-    """The frames of each load that clips use: `frames[first:stop]`, ascending; -1 for all.
-
-    `first` and `stop` are int64[loads]. Loads share one array, so that a plan needs no slices.
-    """
-
-    frames: IntArray
-    first: IntArray
-    stop: IntArray
-
-    def rows(self, start: int, stop: int) -> LoadFrames:
-        """The loads `[start, stop)`, without a copy."""
-        return LoadFrames(self.frames, self.first[start:stop], self.stop[start:stop])
-
-    def of_loads(self) -> list[IntArray | None]:
-        """The frames of each load, int64[n]; `None` for all."""
-        bounds = zip(self.first.tolist(), self.stop.tolist(), strict=True)
-        return [None if first < 0 else self.frames[first:stop] for first, stop in bounds]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,35 +97,6 @@ class RunFrames:
         begin = np.concatenate((begin[solid], first_frame))
         stop = np.concatenate((stop[solid], last_frame + 1))
         return part, Intervals(episode, begin, stop, step)
-
-    def in_loads(
-        self, run: IntArray, first: IntArray, last: IntArray, low: IntArray, high: IntArray
-    ) -> LoadFrames | None:
-        """The frames of loads that clips use, `None` for all.
-
-        Loads have the frames `[first, last]` of `run`, for clips `[low, high)` of it that are to
-        come, numbered over all runs; int64[loads] each.
-        """
-        if self.has_holes is None or not (loads := np.flatnonzero(self.has_holes[run])).size:
-            return None
-        loads = loads[np.argsort(run[loads], kind="stable")]
-        is_new = np.diff(run[loads], prepend=-1) != 0
-        opens, owner = np.flatnonzero(is_new), np.cumsum(is_new) - 1
-        begin = np.minimum.reduceat(first[loads], opens)
-        end = np.maximum.reduceat(last[loads], opens)
-        runs, opens = self.runs, loads[opens]
-        # Only these clips may use the frames of a run's loads.
-        num_frames = self.num_frames[runs.episode[np.searchsorted(runs.run, run[opens])]]
-        low_start, high_start = self.window.users(begin, end, num_frames)
-        low = np.maximum(runs.clips_from(run[opens], low_start), low[opens])
-        high = np.minimum(runs.clips_from(run[opens], high_start + 1), high[opens])
-        place, shift = self._used(low, high, np.arange(len(low)), begin, end + 1)
-        counts = np.diff(np.searchsorted(place, shift + begin), append=len(place))
-        frames = place - np.repeat(shift, counts)
-        ends = np.full((2, len(run)), -1)  # of loads whose frames are looked up
-        ends[0, loads] = np.searchsorted(place, first[loads] + shift[owner])
-        ends[1, loads] = np.searchsorted(place, last[loads] + shift[owner], side="right")
-        return LoadFrames(frames, *ends)
 
     def _used(
         self, low: IntArray, high: IntArray, owner: IntArray, begin: IntArray, stop: IntArray

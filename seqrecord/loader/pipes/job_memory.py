@@ -16,17 +16,19 @@ from seqrecord.loader.engine.frame_rows import FrameRows
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.frames.array_specs import clip_nbytes
 from seqrecord.loader.pipes.frame_arrays import bytes_by_group
-from seqrecord.loader.pipes.memory import SMALL, can_stay, check_machine, spare_memory
-from seqrecord.loader.pipes.needed import needed_in
+from seqrecord.loader.pipes.machine_memory import check_machine, spare_memory
+from seqrecord.loader.pipes.needed_pieces import needed_in
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner, plan_clips
+from seqrecord.loader.pipes.resident_frames import SMALL, can_stay
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.reading.chunk_store import ChunkStore, Pieces
 from seqrecord.loader.reading.mapped_frames import mapped_frames
-from seqrecord.loader.sampling.memory import MOST_CLIPS, Memory, MemoryPlan
-from seqrecord.loader.sampling.plan import Plan
+from seqrecord.loader.sampling.epoch_plans import EpochPlan
+from seqrecord.loader.sampling.frame_sizes import MOST_CLIPS, Memory, MemoryDivision
 from seqrecord.loader.sampling.runs import Shard
+from seqrecord.loader.sampling.settings_choice import EpochMemory
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.text import shown_place
@@ -38,7 +40,7 @@ _MOST_TOGETHER = 32  # single clips that are made at once,
 _MOST_BYTES_TOGETHER = 1 << 20  # … which are small
 
 
-class RunMemory(NamedTuple):
+class SettledMemory(NamedTuple):
     """The memory of a run.
 
     Attributes:
@@ -60,46 +62,30 @@ class RunMemory(NamedTuple):
 
 
 def settle(
-    planner: Planner, plan: Plan, segments: Segments, *, on_device: bool, in_worker: bool
-) -> RunMemory:
+    planner: Planner, plan: EpochPlan, segments: Segments, *, on_device: bool, in_worker: bool
+) -> SettledMemory:
     """Settle the memory of a plan's run, of an epoch after these segments.
 
     Raises `MemoryLimitError` for more than this machine has; a mix checks its sources together.
     """
-    fitted = with_used_frames(planner, plan.shard.count, plan.epoch, segments)
-    memory = _arenas(planner, fitted, plan, on_device=on_device, in_worker=in_worker)
-    settled = RunMemory(memory, fitted.nbytes(memory))
-    if fitted.in_memory is not None:
+    fitted = planner.plan_memory(plan.shard.count, plan.epoch, segments)
+    memory = _arenas(planner, fitted, on_device=on_device, in_worker=in_worker)
+    settled = SettledMemory(memory, fitted.division.nbytes(memory))
+    if fitted.stays:
         settled = settled._replace(rows=planner.staying_rows(plan.shard, segments, fitted.settings))
     elif not on_device and mapped_frames(planner.view.dataset.contents):
         settled = settled._replace(small_rows=_small_rows(planner.view, plan, memory))
     if isinstance(planner.view.dataset.contents.storage, ChunkStore):
-        settled = _with_store(planner, fitted, plan, settled)
+        settled = _with_store(planner, fitted.division, plan, settled)
     if not on_device and planner.limit_in is None:
         check_machine(settled.nbytes, planner.view.dataset.url)
     return settled
 
 
-def with_used_frames(
-    planner: Planner, num_shards: int, epoch: int = 0, segments: Segments = ()
-) -> MemoryPlan:
-    """The planned memory with a row for each frame that samples use, if frames stay: a planner asks
-    for the rows of whole episodes, and counts used frames only if these do not fit.
-    """
-    fitted = planner.plan_memory(num_shards, epoch, segments)
-    is_fixed = planner.has_fixed_shards(num_shards, segments, fitted.settings)
-    if fitted.in_memory is None or (num_shards > 1 and is_fixed):  # of these they were counted
-        return fitted
-    frames = planner.staying_frames(num_shards, segments, fitted.settings)
-    return replace(fitted, sizes=planner.sizes, in_memory=None).with_all(frames)
-
-
-def _arenas(
-    planner: Planner, fitted: MemoryPlan, plan: Plan, *, on_device: bool, in_worker: bool
-) -> Memory:
+def _arenas(planner: Planner, fitted: EpochMemory, *, on_device: bool, in_worker: bool) -> Memory:
     """Arena rows, batches in flight and loads."""
     view, made = planner.view, planner.view.batch_arrays
-    memory = fitted.memory([group.max_resident_frames for group in plan.groups])
+    memory = fitted.division.memory
     if in_worker and view.dataset.contents.chunks.is_local:
         # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
         memory = replace(memory, prefetch=1)
@@ -108,11 +94,11 @@ def _arenas(
     if fitted.settings.batch_size is None and has_batches and are_alike:
         clip = max(1, clip_nbytes(made, view.lengths))
         most = min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // clip)
-        memory = replace(memory, together=fitted.clips_at_once(memory, most))
+        memory = replace(memory, together=fitted.division.clips_at_once(memory, most))
     return memory
 
 
-def _small_rows(view: View, plan: Plan, memory: Memory) -> dict[int, FrameRows]:
+def _small_rows(view: View, plan: EpochPlan, memory: Memory) -> dict[int, FrameRows]:
     """Rows for all frames of groups with small ones, smallest groups first.
 
     The plan has memory for mapped frames, which take none. Other small frames are resident in it:
@@ -137,7 +123,9 @@ def _small_rows(view: View, plan: Plan, memory: Memory) -> dict[int, FrameRows]:
     return small_rows
 
 
-def _with_store(planner: Planner, fitted: MemoryPlan, plan: Plan, settled: RunMemory) -> RunMemory:
+def _with_store(
+    planner: Planner, division: MemoryDivision, plan: EpochPlan, settled: SettledMemory
+) -> SettledMemory:
     """Add the memory for a store of remote chunks. There is none beside frames that stay: these are
     loaded once.
 
@@ -156,7 +144,7 @@ def _with_store(planner: Planner, fitted: MemoryPlan, plan: Plan, settled: RunMe
             for most, count in zip(memory.num_rows, plan.most_loaded(), strict=True)
         )
         memory = replace(memory, num_rows=num_rows)
-        nbytes = fitted.nbytes(memory)
+        nbytes = division.nbytes(memory)
         room = max(0, limit - _bytes_beside_store(planner, memory, nbytes))
     room = min(0 if rows else room, spare_memory(nbytes, planner.machine_part))
     pieces = pieces if room else {}
@@ -184,12 +172,9 @@ def predict_memory(dataset: Dataset, options: LoaderOptions, *, workers: int = 0
     """
     planner = plan_clips(dataset, options)
     count = (options.rank or (0, 1))[1] * max(1, workers)
-    fitted, most = with_used_frames(planner, count), 0
-    for index in range(count):
-        plan = planner.plan(0, Shard(index, count))
-        memory = _arenas(planner, fitted, plan, on_device=False, in_worker=workers > 0)
-        most = max(most, fitted.nbytes(memory))
-    return max(1, workers) * most
+    fitted = planner.plan_memory(count, workers=max(1, workers))
+    memory = _arenas(planner, fitted, on_device=False, in_worker=workers > 0)
+    return max(1, workers) * fitted.division.nbytes(memory)
 
 
 def _rounded(count: int) -> int:
