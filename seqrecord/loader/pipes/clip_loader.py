@@ -24,7 +24,7 @@ from seqrecord.loader.engine.traces import Trace, trace_path
 from seqrecord.loader.pipes.budget_costs import fit_columns
 from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.distributed import worker_threads
-from seqrecord.loader.pipes.job_memory import RunNotices, settle
+from seqrecord.loader.pipes.job_memory import RunNotices, SettledMemory, settle
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.padding import cut_padding
@@ -37,7 +37,9 @@ from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.loader.sampling.epoch_plans import EpochPlan
 from seqrecord.loader.sampling.plan_settings import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.runs import Shard
+from seqrecord.loader.sampling.settings_choice import EpochMemory
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace
+from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.text import counted
 
@@ -68,6 +70,8 @@ class ClipLoader:
         self._frames_stay: bool | None = None
         self._times_without_frame = 0
         self._notices = RunNotices()
+        self._num_threads = PerProcess(worker_threads)
+        self._settled = PerProcess(dict[Any, tuple[EpochMemory, SettledMemory]])
 
     @property
     def options(self) -> LoaderOptions:
@@ -197,7 +201,12 @@ class ClipLoader:
         mix, with the `draws` of its batches.
         """
         on_device, in_worker = device is not None, get_worker_info() is not None
-        settled = settle(self.planner, plan, segments, on_device=on_device, in_worker=in_worker)
+        fitted = self.planner.plan_memory(plan.shard.count, plan.epoch, segments)
+        key, known = (plan.shard, on_device, in_worker), self._settled.get()
+        if self._store is not None or key not in known or known[key][0] is not fitted:
+            of_plan = self.planner, fitted, plan, segments
+            known[key] = fitted, settle(*of_plan, on_device=on_device, in_worker=in_worker)
+        settled = known[key][1]
         self._frames_stay, stats.planned_bytes = bool(settled.rows), settled.nbytes
         self._notices.decoding(self.planner, plan.shard.count, stats, stay=self._frames_stay)
         if self._store is not None:
@@ -208,7 +217,7 @@ class ClipLoader:
             self.job(plan, draws),
             stats,
             settled.memory,
-            tuning.num_threads or worker_threads(),
+            tuning.num_threads or self._num_threads.get(),
             self._buffers,
             device,
             shared=in_worker,

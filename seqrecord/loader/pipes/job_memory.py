@@ -62,13 +62,19 @@ class SettledMemory(NamedTuple):
 
 
 def settle(
-    planner: Planner, plan: EpochPlan, segments: Segments, *, on_device: bool, in_worker: bool
+    planner: Planner,
+    fitted: EpochMemory,
+    plan: EpochPlan,
+    segments: Segments,
+    *,
+    on_device: bool,
+    in_worker: bool,
 ) -> SettledMemory:
-    """Settle the memory of a plan's run, of an epoch after these segments.
+    """Settle the `fitted` memory of a plan's run, of an epoch after these segments. Of local files,
+    it is that of all plans of the shard.
 
     Raises `MemoryLimitError` for more than this machine has; a mix checks its sources together.
     """
-    fitted = planner.plan_memory(plan.shard.count, plan.epoch, segments)
     memory = _arenas(planner, fitted, on_device=on_device, in_worker=in_worker)
     settled = SettledMemory(memory, fitted.division.nbytes(memory))
     if fitted.stays:

@@ -75,6 +75,7 @@ class Planner:
     _remaining: dict[tuple[int, Segments], ClipTable] = field(default_factory=dict, repr=False)
     _requests: dict[int, SettingsRequest] = field(default_factory=dict, repr=False)
     _logged: set[int] = field(default_factory=set, repr=False)
+    _rows: list[tuple[ClipTable, RowTable]] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(
@@ -105,7 +106,7 @@ class Planner:
 
     def __getstate__(self) -> dict[str, Any]:
         options = self.view.portable(self.options)
-        return {**self.__dict__, "options": options, "_remaining": {}, "_requests": {}}
+        return {**self.__dict__, "options": options, "_remaining": {}, "_requests": {}, "_rows": []}
 
     def with_shuffle(self, shuffle: bool) -> Planner:
         """The planner with or without a shuffled order."""
@@ -125,7 +126,7 @@ class Planner:
     def _copy(self, **changes: Any) -> Planner:
         """A copy that plans anew."""
         changes |= {name: {} for name in ("_saved", "_memory_plans", "_remaining", "_requests")}
-        return replace(self, _logged=set(), **changes)
+        return replace(self, _logged=set(), _rows=[], **changes)
 
     # ---- clips and plans
 
@@ -221,7 +222,14 @@ class Planner:
             frames=self.view.group_frames(epoch),
             draws=self.options.draws,
             costs=self.costs_in(epoch),
+            rows=self._rows_of(table),
         )
+
+    def _rows_of(self, table: ClipTable) -> RowTable:
+        """The rows of a table, which are kept until those of another one are wanted."""
+        if not self._rows or self._rows[0][0] is not table:
+            self._rows[:] = [(table, RowTable.of(table))]
+        return self._rows[0][1]
 
     # ---- memory of epochs
 
@@ -302,7 +310,7 @@ class Planner:
         if workers > 1 and self.options.memory_limit is None:
             what += f" in each of {workers} workers, which share a rank's default limit"
         request = SettingsRequest(
-            self.clips(epoch, segments),
+            self._rows_of(self.clips(epoch, segments)),
             self.view.episodes,
             self.view.group_windows,
             self.settings,
@@ -409,7 +417,7 @@ class Planner:
         """See `frames_of_shards`; of one shard, or of all."""
         view, windows = self.view, self.view.group_windows
         rows = EpochRows(
-            RowTable.of(view.samples.common.clips),
+            self._rows_of(view.samples.common.clips),
             frame_groups(view.episodes, windows),
             settings,
             EpochKey(settings.seed, 0),

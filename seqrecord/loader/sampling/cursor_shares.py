@@ -95,7 +95,7 @@ class Pieces:
     @cached_property
     def ends(self) -> IntArray:
         """The rows up to the end of each piece, int64[n]."""
-        return np.cumsum(self.count)
+        return self.count.cumsum()
 
     @cached_property
     def begins(self) -> IntArray:
@@ -105,11 +105,11 @@ class Pieces:
     @cached_property
     def places(self) -> IntArray:
         """The rows of its cursor before each piece, int64[n]."""
-        return self.begins - self.begins[np.searchsorted(self.cursor, self.cursor)]
+        return self.begins - self.begins[self.cursor.searchsorted(self.cursor)]
 
     def find(self, number: IntArray) -> tuple[IntArray, IntArray]:
         """The piece and the row of each number of a row in all pieces; int64[m] each."""
-        piece = np.searchsorted(self.ends, number, side="right")
+        piece = self.ends.searchsorted(number, side="right")
         return piece, self.first[piece] + number - self.begins[piece]
 
     def after(self, emitted: IntArray) -> tuple[IntArray, IntArray]:
@@ -139,7 +139,7 @@ class EpisodeSequence:
     def shuffled(cls, table: RowTable, key: int, weight: IntArray | None = None) -> EpisodeSequence:
         """The sequence that `key` draws."""
         drawn = hash64(key_of(Purpose.EPISODE_ORDER, key), np.arange(table.num_owners))
-        return cls(table, np.argsort(drawn, kind="stable"), weight)
+        return cls(table, drawn.argsort(kind="stable"), weight)
 
     @classmethod
     def in_order(cls, table: RowTable) -> EpisodeSequence:
@@ -153,13 +153,15 @@ class EpisodeSequence:
     @cached_property
     def heads(self) -> IntArray:
         """The rows of the sequence before each episode, int64[owners]."""
-        counts = np.diff(self.table.bounds)[self.order]
-        return np.cumsum(counts) - counts
+        counts = self.table.row_counts[self.order]
+        return counts.cumsum() - counts
 
     @cached_property
     def ends(self) -> IntArray:
         """The costs up to the end of each episode, int64[owners]."""
-        return np.cumsum(np.diff(self._weights(self.table.bounds))[self.order])
+        before = self._weights(self.table.bounds)
+        ends: IntArray = (before[1:] - before[:-1])[self.order].cumsum()
+        return ends
 
     @property
     def total(self) -> int:
@@ -168,12 +170,12 @@ class EpisodeSequence:
 
     def find(self, cost: IntArray) -> tuple[IntArray, IntArray]:
         """The place of the episode, and the row, in whose cost these costs are; int64[n] each."""
-        place = np.searchsorted(self.ends, cost, side="right")
+        place = self.ends.searchsorted(cost, side="right")
         first = self.table.bounds[self.order[place]]
         cost = cost - np.where(place > 0, self.ends[place - 1], 0)
         if self.weight is None:
             return place, first + cost
-        row = np.searchsorted(self.weight, self.weight[first] + cost, side="right") - 1
+        row = self.weight.searchsorted(self.weight[first] + cost, side="right") - 1
         return place, row
 
     def rounded(self, cost: IntArray) -> IntArray:
@@ -222,11 +224,12 @@ class Shares:
         first = sequence.heads[place] + row - sequence.table.bounds[sequence.order[place]]
         first = np.where(self.begin >= sequence.total, first + total, first)
         first = np.maximum.accumulate(first)
-        return first, np.diff(first, append=first[0] + total)
+        return first, _lengths(first, total)
 
     def of_shard(self, shard: int) -> Pieces:
         """The pieces of one shard, whose cursors are numbered from 0."""
-        return self._pieces(np.flatnonzero(self.cursor // self.num_cursors == shard), shard)
+        share = (self.cursor // self.num_cursors == shard).nonzero()[0]
+        return self._pieces(share, shard)
 
     @property
     def pieces(self) -> Pieces:
@@ -237,25 +240,33 @@ class Shares:
         """The pieces of some shares, by cursor."""
         sequence = self.sequence
         heads, table, total = sequence.heads, sequence.table, len(sequence.table)
-        share = share[np.argsort(self.cursor[share])]
-        first, count = (column[share] for column in self._rows)
-        share, first, count = (column[count > 0] for column in (share, first, count))
+        share = share[self.cursor[share].argsort()]
+        first, count = self._rows
+        share = share[count[share] > 0]
+        first, count = first[share], count[share]
         # The episodes from the one of a share's first row to the one of its last row.
         low, high = _places(heads, first, total), _places(heads, first + count - 1, total)
         owner, step = ragged_arange(high - low + 1)
         lap, place = np.divmod(low[owner] + step, len(heads))
         head = heads[place] + lap * total
         begin = np.maximum(head, first[owner])
-        end = np.append(heads, total)[place + 1] + lap * total
+        end = np.concatenate((heads, [total]))[place + 1] + lap * total
         end = np.minimum(end, (first + count)[owner])
         row = table.bounds[sequence.order[place]] + begin - head
         return Pieces(row, end - begin, self.cursor[share][owner] - shard * self.num_cursors)
 
 
+def _lengths(begin: IntArray, total: int) -> IntArray:
+    """The lengths of parts of a circle from their begins, int64[n] each."""
+    ends = np.empty_like(begin)
+    ends[:-1], ends[-1] = begin[1:], begin[0] + total
+    return ends - begin
+
+
 def _places(heads: IntArray, rows: IntArray, total: int) -> IntArray:
     """The places of the episodes of rows of a sequence, also of its second lap."""
     lap, rows = np.divmod(rows, total)
-    places: IntArray = np.searchsorted(heads, rows, side="right") - 1 + lap * len(heads)
+    places: IntArray = heads.searchsorted(rows, side="right") - 1 + lap * len(heads)
     return places
 
 
@@ -298,7 +309,7 @@ def even_shares(sequence: EpisodeSequence, num_shards: int, num_cursors: int) ->
     low, more = divmod(sequence.total, num_shards)
     rows, longer = np.divmod(low + (shard < more), num_cursors)
     length = rows + (cursor < longer)
-    return Shares(sequence, num_cursors, shard * num_cursors + cursor, np.cumsum(length) - length)
+    return Shares(sequence, num_cursors, shard * num_cursors + cursor, length.cumsum() - length)
 
 
 def _begins(
@@ -340,7 +351,7 @@ def median(values: npt.NDArray[np.number]) -> float:
 
 def _phases(ends: IntArray, at: Floats) -> tuple[IntArray, Floats, IntArray]:
     """The episode's place, the phase in it, and its length, where a sequence has the cost `at`."""
-    place = np.minimum(np.searchsorted(ends, at, side="right"), len(ends) - 1)
+    place = np.minimum(ends.searchsorted(at, side="right"), len(ends) - 1)
     begin = np.where(place > 0, ends[place - 1], 0)
     length = ends[place] - begin
     return place, (at - begin) / length, length
@@ -394,21 +405,22 @@ def _deal(
     """The cursor of each share, numbered over all shards, and the begins of the shares of shards
     that are equal; int64[shares] each.
     """
-    length = np.diff(begin, append=begin[0] + total).reshape(num_cursors, num_shards)
-    goal = total // num_shards + (np.arange(num_shards) < total % num_shards)
+    length = _lengths(begin, total).reshape(num_cursors, num_shards)
+    goal = total // num_shards + (np.arange(num_shards) < total % num_shards).astype(np.int64)
     turns = np.arange(num_cursors)[:, None]
-    shard = (np.arange(num_shards) + turns * rotation) % num_shards
-    place = np.argsort(shard, axis=1)
-    lengths = np.take_along_axis(length, place, axis=1)  # by turn and shard
-    lacks = goal - (np.cumsum(lengths, axis=0) - lengths)  # what each shard lacks before a turn
+    shard: IntArray = (np.arange(num_shards) + turns * rotation) % num_shards
+    place = shard.argsort(axis=1)
+    lengths: IntArray = length[turns, place]  # by turn and shard
+    had: IntArray = lengths.cumsum(axis=0) - lengths
+    lacks: IntArray = goal - had  # of each shard, before a turn
     if (lacks[-1] < 1).any():
         shard, lacks = _longest_first(length, goal, key)
     least = num_cursors - turns if total >= length.size else np.zeros_like(turns)
     is_enough = (lacks >= least).all(axis=1)
-    last = int(np.flatnonzero(is_enough)[-1])
+    last = int(is_enough.nonzero()[0][-1])
     parts = np.arange(num_cursors - last + 1)[:, None] * lacks[last] // (num_cursors - last)
-    length[last:] = np.take_along_axis(np.diff(parts, axis=0), shard[last:], axis=1)
-    ends = np.cumsum(length)
+    length[last:] = (parts[1:] - parts[:-1])[turns[: num_cursors - last], shard[last:]]
+    ends = length.cumsum()
     return (shard * num_cursors + turns).ravel(), begin[0] + ends - length.ravel()
 
 
@@ -423,13 +435,13 @@ def _longest_first(length: IntArray, goal: IntArray, key: int) -> tuple[IntArray
     for turn, lengths in enumerate(length):
         lacks[turn] = lack
         shard[turn, np.lexsort((drawn[turn], -lengths))] = np.argsort(-lack, kind="stable")
-        lack = lack - lengths[np.argsort(shard[turn])]
+        lack = lack - lengths[shard[turn].argsort()]
     return shard, lacks
 
 
 def cut_bytes(table: RowTable, groups: Sequence[FrameGroup], row: IntArray) -> IntArray:
     """The bytes of frames that are decoded twice because a piece begins at a row; int64[n]."""
-    is_cut = table.bounds[np.searchsorted(table.bounds, row)] != row
+    is_cut = table.bounds[table.bounds.searchsorted(row)] != row
     row = row[is_cut]
     episode, start = table.locate(row)
     before = table.locate(row - 1)

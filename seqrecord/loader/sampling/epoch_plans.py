@@ -106,7 +106,7 @@ class EpochPlan:
     clips. `frames` are the functions that find the frames of clips in each group. In segment
     `segment` of an epoch, `table` has the remaining clips (see `sampling.elastic`), and
     `num_before` clips came before. `draws` are made for each batch; with `costs`, batches have a
-    budget.
+    budget. `rows` are those of the table, if they are known.
 
     Raises `ClipError` if `last_batch="drop"` leaves no batch in any shard.
 
@@ -132,6 +132,7 @@ class EpochPlan:
         frames: Sequence[SampleFrames] | None = None,
         draws: BatchDraws | None = None,
         costs: ClipCosts | None = None,
+        rows: RowTable | None = None,
     ) -> None:
         self.settings, self.epoch, self.shard, self.costs = settings, epoch, shard, costs
         self.leading, self._episodes = episodes.leading, episodes
@@ -141,19 +142,19 @@ class EpochPlan:
         batches = ShardBatches.of(settings, draws, epoch, segment, shard)
         key = EpochKey(settings.seed, epoch, segment)
         groups = frame_groups(episodes, self._windows)
-        rows = EpochRows(RowTable.of(table), groups, settings, key, costs)
-        self._table = rows.table
+        self._table = RowTable.of(table) if rows is None else rows
+        rows_of_shards = EpochRows(self._table, groups, settings, key, costs)
         if not segment and costs is None:
             least = min(settings.batch_size or 1, batches.first_clip(1))
             _check_drop(len(self._table), settings, shard.count, least)
-        self._order = order = rows.order(shard.index, shard.count)
+        self._order = order = rows_of_shards.order(shard.index, shard.count)
         sizes = None
         if batches.are_drawn and (drawn := batches.draws) is not None:
 
             def sizes(batch: IntArray) -> IntArray:
                 return drawn.clips(batches.frames(batch))
 
-        self._order_batches = rows.batches(order, shard.index, shard.count, sizes)
+        self._order_batches = rows_of_shards.batches(order, shard.index, shard.count, sizes)
         self.num_batches = self._order_batches.num_batches
         self.num_repeated = self._order_batches.num_repeated
         if costs is not None and settings.drops and not (segment or self.num_batches):
@@ -171,7 +172,7 @@ class EpochPlan:
             batches = batches.arranged(ends, lengths)
             self.num_clips = len(emitted)
         else:
-            if (widths := rows.widths(order)) is not None:
+            if (widths := rows_of_shards.widths(order)) is not None:
                 batches = batches.of_widths(widths)
             self.num_clips = order.num_rows + self.num_repeated
             if settings.drops:
@@ -198,8 +199,8 @@ class EpochPlan:
             return np.append(np.arange(0, self.num_clips, ROUND), self.num_clips)
         usual = self._num_usual
         before = rows_before_rounds(self._rounds)
-        before = np.append(before[: np.searchsorted(before, usual)], usual)
-        return np.append(before, self.num_clips) if self.num_clips > usual else before
+        ends = [usual, self.num_clips] if self.num_clips > usual else [usual]
+        return np.concatenate((before[: before.searchsorted(usual)], ends))
 
     @property
     def _num_usual(self) -> int:
@@ -351,8 +352,8 @@ class EpochPlan:
         """The numbers of the clips with a budget, int64[clips]."""
         assert self._emitted is not None
         pieces, row = self._rounds.pieces, self._emitted[: self._num_usual]
-        order = np.argsort(pieces.first)
-        piece = order[np.searchsorted(pieces.first[order], row, side="right") - 1]
+        order = pieces.first.argsort()
+        piece = order[pieces.first[order].searchsorted(row, side="right") - 1]
         number = pieces.begins[piece] + row - pieces.first[piece]
         end = int(self._pieces.ends[-1]) if len(self._pieces) else 0
         return np.append(number, np.arange(end - self.num_repeated, end))
@@ -367,7 +368,7 @@ class EpochPlan:
         if self._emitted is not None:
             number = self._numbers[int(self._before[index]) :]
             first: IntArray = pieces.ends.copy()
-            np.minimum.at(first, np.searchsorted(pieces.ends, number, side="right"), number)
+            np.minimum.at(first, pieces.ends.searchsorted(number, side="right"), number)
             return first
         first = pieces.begins.copy()
         usual = rounds.pieces
@@ -409,7 +410,7 @@ class EpochPlan:
 
         Clips are counted in emitted order.
         """
-        index = int(np.searchsorted(self._before, clip, side="right")) - 1
+        index = int(self._before.searchsorted(clip, side="right")) - 1
         index = min(index, self.num_rounds)
         return index, clip - int(self._before[index])
 
@@ -435,7 +436,7 @@ class EpochPlan:
     def clips_between(self, first: int, last: int) -> Clips:
         """The clips `[first, last)` of this shard, in emitted order; loads nothing."""
         index, skip = self.locate_clip(first)
-        stop = int(np.searchsorted(self._before, last, side="left"))
+        stop = int(self._before.searchsorted(last, side="left"))
         return self.clips(index, max(stop, index)).rows(skip, skip + last - first)
 
 

@@ -51,9 +51,9 @@ class PositionRounds:
         self._order, self.num_rows = order, order.num_rows
         bounds = table.bounds if len(table) else np.zeros(1, np.int64)
         pieces = order.pieces if isinstance(order, PermutedOrder) else None
-        first, count = bounds[:-1], np.diff(bounds)
+        first, count = bounds[:-1], bounds[1:] - bounds[:-1]
         if pieces is not None and len(pieces):
-            by_first = np.argsort(pieces.first)
+            by_first = pieces.first.argsort()
             first, count = pieces.first[by_first], pieces.count[by_first]
         self.pieces = Pieces(first, count, np.zeros_like(first))
         self.num_rounds = -(-order.num_rows // ROUND)
@@ -69,7 +69,7 @@ class PositionRounds:
     def rows(self, start: int, stop: int) -> RoundRows:
         """See `Rounds`."""
         row = self._order.rows(*self.before(np.array([start, stop])).tolist())
-        piece = np.searchsorted(self.pieces.first, row, side="right") - 1
+        piece = self.pieces.first.searchsorted(row, side="right") - 1
         return RoundRows(row, np.zeros_like(row), piece)
 
 

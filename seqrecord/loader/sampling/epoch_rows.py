@@ -191,7 +191,7 @@ class EpochRows:
         if shards is not None:
             is_chosen = np.isin(owner, shards)
             pieces = Pieces(pieces.first[is_chosen], pieces.count[is_chosen], owner[is_chosen])
-            owner = np.searchsorted(shards, owner[is_chosen])
+            owner = shards.searchsorted(owner[is_chosen])
         runs = runs_of(self.table, pieces)
         return runs, owner[runs.run]
 
@@ -224,10 +224,10 @@ def shares_of(settings: PlanSettings) -> ShareSettings:
 
 def runs_of(table: RowTable, pieces: Pieces) -> Runs:
     """The pieces of a shard as runs, a row for each run of the table in a piece."""
-    ends = np.cumsum(table.count)
+    ends = table.count.cumsum()
     stop = pieces.first + pieces.count
-    low = np.searchsorted(ends, pieces.first, side="right")
-    high = np.searchsorted(ends, stop - 1, side="right")
+    low = ends.searchsorted(pieces.first, side="right")
+    high = ends.searchsorted(stop - 1, side="right")
     piece, offset = ragged_arange(high - low + 1)
     run = low[piece] + offset
     first = np.maximum(pieces.first[piece], ends[run] - table.count[run])

@@ -117,7 +117,7 @@ class SizedBatches(OrderBatches):
             self._grow()
         block = bisect_right(self._before, row) - 1
         ends = self._before[block] + np.cumsum(self._sizes(block))
-        return block * self._block + int(np.searchsorted(ends, row, side="right"))
+        return block * self._block + int(ends.searchsorted(row, side="right"))
 
     def _grow(self) -> None:
         block = len(self._before) - 1
@@ -133,7 +133,7 @@ class SizedBatches(OrderBatches):
             edges = np.arange(first, last + 1) * self._size
         else:
             sizes = self._size(np.arange(first, last))
-            edges = self._rows_before(first) + np.append(0, np.cumsum(sizes))
+            edges = self._rows_before(first) + np.append(0, sizes.cumsum())
         edges = np.minimum(edges, self._stop)
         begin, end = int(edges[0]), int(edges[-1])
         stop = min(end, self._order.num_rows)
@@ -177,12 +177,12 @@ def counts_of_shards(
         shard: the shard of each interval, int64[n].
         num_shards: number of shards.
     """
-    order = np.argsort(first, kind="stable")
-    ends = np.cumsum(count[order])
+    order = first.argsort(kind="stable")
+    ends = count[order].cumsum()
     counts = np.zeros((num_shards, limit.num_levels), np.int64)
     for begin in range(0, len(cost), _CHUNK_ROWS):
         end = min(begin + _CHUNK_ROWS, len(cost))
-        low, high = np.searchsorted(ends, [begin, end - 1], side="right").tolist()
+        low, high = ends.searchsorted([begin, end - 1], side="right").tolist()
         edges = np.minimum(np.append(begin, ends[low : high + 1]), end)
         line = np.repeat(shard[order[low : high + 1]] * limit.num_levels, np.diff(edges))
         line += limit.levels(cost[begin:end])
@@ -231,7 +231,7 @@ class CostBatches(OrderBatches):
         # Spare batches are for the spans that have rows for them.
         spare_rows = np.append(0, np.cumsum(np.diff(self._edges) - needed))
         spare = min(max(0, self.num_batches - int(needed.sum())), int(spare_rows[-1]))
-        before = np.append(0, np.cumsum(needed))
+        before = np.append(0, needed.cumsum())
         self._firsts = before + spare * spare_rows // max(1, int(spare_rows[-1]))
         self.num_repeated = max(0, self.num_batches - int(self._firsts[-1]))
 
@@ -276,7 +276,7 @@ class CostBatches(OrderBatches):
         parts, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         batch, stop = first, min(last, planned)
         while batch < stop:
-            span = int(np.searchsorted(self._firsts, batch, side="right")) - 1
+            span = int(self._firsts.searchsorted(batch, side="right")) - 1
             rows, ends = self._span(span)
             edges = np.append(0, ends)
             begin = batch - int(self._firsts[span])
@@ -294,7 +294,7 @@ class CostBatches(OrderBatches):
         """See `OrderBatches`."""
         if number >= self._firsts[-1]:
             return self._order.left(self._order.num_rows)
-        span = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        span = int(self._firsts.searchsorted(number, side="right")) - 1
         rows, ends = self._span(span)
         begin = np.append(0, ends)[number - int(self._firsts[span])]
         first, count = self._order.left(int(self._edges[span + 1]))

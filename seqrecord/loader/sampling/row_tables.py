@@ -53,8 +53,9 @@ class RowTable:
         copy = copy[is_filled]
         order = np.lexsort((start, copy, episode))
         episode, copy = episode[order], copy[order]
-        is_new = (np.diff(episode, prepend=-1) != 0) | (np.diff(copy, prepend=-1) != 0)
-        owner = np.cumsum(is_new) - 1
+        is_new = np.ones(len(episode), np.bool_)
+        is_new[1:] = (episode[1:] != episode[:-1]) | (copy[1:] != copy[:-1])
+        owner = is_new.cumsum() - 1
         columns = episode, start[order], count[order], owner
         return cls(*columns, table.spec.stride, sample[order], table.sample_step)
 
@@ -67,11 +68,11 @@ class RowTable:
         filled = count > 0
         first, stop = first[filled], (first + count)[filled]
         begins = self._ends - self.count
-        place = np.searchsorted(first, begins, side="right") - 1
+        place = first.searchsorted(begins, side="right") - 1
         is_inside = (place >= 0) & (begins < stop[place]) if len(first) else place >= 0
         opens = distinct(np.concatenate((first, begins[is_inside])))
         run, offset = self._place(opens)
-        interval = np.searchsorted(first, opens, side="right") - 1
+        interval = first.searchsorted(opens, side="right") - 1
         counts = np.minimum(stop[interval], self._ends[run]) - opens
         owner = np.cumsum(np.diff(self.owner[run], prepend=-1) != 0) - 1
         start = self.start[run] + offset * self.stride
@@ -87,12 +88,12 @@ class RowTable:
 
     @cached_property
     def _ends(self) -> IntArray:
-        return np.cumsum(self.count)
+        return self.count.cumsum()
 
     @cached_property
     def _first_run(self) -> IntArray:
         """The first run of each owner, and the number of runs; int64[owners + 1]."""
-        return np.append(np.flatnonzero(np.diff(self.owner, prepend=-1)), len(self.owner))
+        return np.concatenate((_begins(self.owner), [len(self.owner)]))
 
     @property
     def num_owners(self) -> int:
@@ -103,8 +104,13 @@ class RowTable:
         """The first row of each owner, and the number of rows; int64[owners + 1]."""
         return np.append(0, self._ends)[self._first_run]
 
+    @cached_property
+    def row_counts(self) -> IntArray:
+        """The number of rows of each owner, int64[owners]."""
+        return self.bounds[1:] - self.bounds[:-1]
+
     def _place(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        run = np.searchsorted(self._ends, rows, side="right")
+        run = self._ends.searchsorted(rows, side="right")
         return run, rows - (self._ends - self.count)[run]
 
     def locate(self, rows: IntArray) -> tuple[IntArray, IntArray]:
@@ -124,11 +130,18 @@ class RowTable:
         int64[n] each.
         """
         keys = frame_keys(self.owner, np.maximum(self.start, 0))
-        run = np.searchsorted(keys, frame_keys(owner, np.maximum(start, 0)), side="right") - 1
+        run = keys.searchsorted(frame_keys(owner, np.maximum(start, 0)), side="right") - 1
         run = np.maximum(run, self._first_run[owner])
         step = np.clip(-((self.start[run] - start) // self.stride), 0, self.count[run])
         rows: IntArray = (self._ends - self.count)[run] + step
         return rows
+
+
+def _begins(values: IntArray) -> IntArray:
+    """Where values begin that differ from those before, int64."""
+    is_new = np.ones(len(values), np.bool_)
+    is_new[1:] = values[1:] != values[:-1]
+    return is_new.nonzero()[0]
 
 
 def _copies(

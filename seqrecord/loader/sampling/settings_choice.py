@@ -14,7 +14,7 @@ from math import ceil
 import numpy as np
 
 from seqrecord.errors import MemoryLimitError
-from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout
+from seqrecord.loader.clips.tables import EpisodeLayout
 from seqrecord.loader.sampling.cursor_shares import EpisodeSequence, leading, num_used
 from seqrecord.loader.sampling.decoding_units import FrameGroup
 from seqrecord.loader.sampling.epoch_rows import frame_groups
@@ -73,7 +73,7 @@ class SettingsRequest:
     """What the settings and the memory of an epoch, or of its rest, depend on.
 
     Attributes:
-        clips: the clips of the epoch.
+        rows: the rows of the epoch.
         episodes: tables of the groups.
         windows: of the groups.
         settings: the requested settings, of which others than the last seven are kept.
@@ -87,7 +87,7 @@ class SettingsRequest:
         what, url: the user of the memory, for messages.
     """
 
-    clips: ClipTable
+    rows: RowTable
     episodes: EpisodeLayout
     windows: Sequence[Window]
     settings: PlanSettings
@@ -103,11 +103,6 @@ class SettingsRequest:
     @property
     def num_shards(self) -> int:
         return self.num_ranks * self.num_workers
-
-    @cached_property
-    def rows(self) -> RowTable:
-        """The rows of the epoch."""
-        return RowTable.of(self.clips)
 
     @cached_property
     def _groups(self) -> list[FrameGroup]:

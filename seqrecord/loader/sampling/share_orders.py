@@ -134,14 +134,14 @@ class SequenceOrder(RowOrder):
     def __init__(self, pieces: Pieces, size: int) -> None:
         self.pieces = pieces
         self.counts = np.bincount(pieces.cursor, pieces.count, size).astype(np.int64)
-        self._line = np.cumsum(self.counts) - self.counts
+        self._line = self.counts.cumsum() - self.counts
         self.num_rows = int(self.counts.sum())
         # Batches between two numbers of rows of cursors have the same cursors.
         self._ends = distinct(np.append(0, self.counts))
         self._begins = np.append(0, self._ends[:-1])
         self._widths = self.widths(self._begins)
         num_rows = (self._ends - self._begins) * self._widths
-        self._before = np.cumsum(num_rows) - num_rows
+        self._before = num_rows.cumsum() - num_rows
 
     @classmethod
     def of(cls, sequence: EpisodeSequence, num_shards: int, shard: int, size: int) -> SequenceOrder:
@@ -152,19 +152,19 @@ class SequenceOrder(RowOrder):
 
     def widths(self, batch: IntArray) -> IntArray:
         """The rows of batches, at least 1; int64[n]."""
-        widths: IntArray = len(self.counts) - np.searchsorted(self.counts[::-1], batch, "right")
+        widths: IntArray = len(self.counts) - self.counts[::-1].searchsorted(batch, "right")
         return np.maximum(widths, 1)
 
     def rows_before(self, batch: IntArray) -> IntArray:
         """The rows before batches, int64[n]."""
-        part = np.searchsorted(self._begins, batch, side="right") - 1
+        part = self._begins.searchsorted(batch, side="right") - 1
         before = self._before[part] + (batch - self._begins[part]) * self._widths[part]
         bounded: IntArray = np.minimum(before, self.num_rows)
         return bounded
 
     def _place(self, number: IntArray) -> tuple[IntArray, IntArray]:
         """The batch and the cursor of rows by their numbers in emitted order, int64[n] each."""
-        part = np.searchsorted(self._before, number, side="right") - 1
+        part = self._before.searchsorted(number, side="right") - 1
         batch, cursor = np.divmod(number - self._before[part], self._widths[part])
         return self._begins[part] + batch, cursor
 
@@ -194,18 +194,18 @@ def whole_sequences(
     rows where shards cannot be equal.
     """
     first = sequence.table.bounds[:-1][sequence.order]
-    rows = np.diff(sequence.table.bounds)[sequence.order]
+    rows = sequence.table.row_counts[sequence.order]
     count = min(num_shards * size, len(rows))  # others are empty
     owner, load = np.zeros_like(rows), np.zeros(count, np.int64)
     longest_first = np.argsort(-rows, kind="stable")
     for block in range(0, len(rows), count):
         members = longest_first[block : block + count]
-        owner[members] = np.argsort(load, kind="stable")[: len(members)]
+        owner[members] = load.argsort(kind="stable")[: len(members)]
         load[owner[members]] += rows[members]
     rank = ranks_of(np.argsort(-load, kind="stable"))[owner]
     cursor, dealt = np.divmod(rank, num_shards)
-    of_shard = np.flatnonzero(dealt == num_shards - 1 - shard)
-    of_shard = of_shard[np.argsort(cursor[of_shard], kind="stable")]
+    of_shard = (dealt == num_shards - 1 - shard).nonzero()[0]
+    of_shard = of_shard[cursor[of_shard].argsort(kind="stable")]
     return SequenceOrder(Pieces(first[of_shard], rows[of_shard], cursor[of_shard]), size)
 
 
@@ -268,5 +268,5 @@ def left_of(table: RowTable, orders: Sequence[Emitting], numbers: Sequence[int])
     """
     parts = [order.left(number) for order, number in zip(orders, numbers, strict=True)]
     first, count = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    by_row = np.argsort(first, kind="stable")
+    by_row = first.argsort(kind="stable")
     return table.only(first[by_row], count[by_row])

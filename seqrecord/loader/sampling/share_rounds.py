@@ -74,7 +74,7 @@ class CursorRounds:
         self.num_rows = int(pieces.ends[-1])
         num_cursors = int(pieces.cursor[-1]) + 1
         self.row_counts = np.bincount(pieces.cursor, pieces.count, num_cursors).astype(np.int64)
-        self._line = np.cumsum(self.row_counts) - self.row_counts  # where cursors begin
+        self._line = self.row_counts.cumsum() - self.row_counts  # where cursors begin
         place = permutation(key_of(Purpose.CURSOR_BEGINS, key), num_cursors)
         self._drawn = (2 * place + 1) * self.num_rows // (2 * num_cursors)
         edges = [0]
@@ -99,7 +99,7 @@ class CursorRounds:
     def _round_at(self, edge: IntArray) -> IntArray:
         """The first round before which at least so many rows come, int64[n]."""
         last = len(self._short) - 1
-        short = np.searchsorted(self._short, edge, side="left")
+        short = self._short.searchsorted(edge, side="left")
         long = last - (self._short[last] - edge) // self._long
         rounds: IntArray = np.where(edge <= self._short[last], short, long)
         return rounds
@@ -135,7 +135,7 @@ class CursorRounds:
     def rows(self, start: int, stop: int) -> RoundRows:
         """The rows of rounds `[start, stop)`."""
         emitted = self.emitted(np.arange(start, stop + 1))
-        sizes = np.diff(emitted, axis=0).ravel()  # of blocks, by round and cursor
+        sizes = (emitted[1:] - emitted[:-1]).ravel()  # of blocks, by round and cursor
         blocks = np.arange(start * self.num_cursors, stop * self.num_cursors)
         shift = hash64(key_of(Purpose.BLOCK_SHIFTS, self._key), blocks)
         shift = (shift % np.maximum(sizes, 1).astype(np.uint64)).astype(np.int64)
@@ -143,7 +143,7 @@ class CursorRounds:
         size = sizes[block]
         kinds = distinct(sizes)
         strides = np.array([coprime_part(int(kind), self._parts) for kind in kinds], np.int64)
-        stride = strides[np.searchsorted(kinds, sizes)]
+        stride = strides[kinds.searchsorted(sizes)]
         offset = (stride[block] * place + shift[block]) % size
         line = (self._line + emitted[:-1]).ravel()[block] + offset
         piece, row = self.pieces.find(line)
@@ -151,7 +151,7 @@ class CursorRounds:
         # Integers: a part of the rounds has the order that it has among all.
         spread = 2 * (place * self.num_cursors + self._ranks(start, stop)[block]) + 1
         at = (rounds << _PLACE_BITS + 1) + (spread << _PLACE_BITS) // (2 * self.num_cursors * size)
-        order = np.argsort(at, kind="stable")
+        order = at.argsort(kind="stable")
         return RoundRows(row[order], start + rounds[order], piece[order])
 
     def left(self, number: int) -> tuple[IntArray, IntArray]:
@@ -168,13 +168,13 @@ class CursorRounds:
         count = self.num_cursors
         blocks = np.arange(start * count, stop * count).reshape(-1, count)
         drawn = hash64(key_of(Purpose.CURSOR_PLACES, self._key), blocks)
-        return np.argsort(np.argsort(drawn, axis=1), axis=1).ravel()
+        return drawn.argsort(axis=1).argsort(axis=1).ravel()
 
 
 def intervals(single: IntArray, first: IntArray, count: IntArray) -> tuple[IntArray, IntArray]:
     """Single rows and intervals of rows, ascending, int64[n] each; without empty ones."""
     first = np.concatenate((single, first))
     count = np.concatenate((np.ones_like(single), count))
-    order = np.argsort(first, kind="stable")
+    order = first.argsort(kind="stable")
     order = order[count[order] > 0]
     return first[order], count[order]

@@ -49,16 +49,10 @@ def usable_memory(*, root: Path | None = None) -> int:
     """Bytes of memory for all processes of this machine or container together.
 
     The minimum of physical memory and the cgroup limits (v2 `memory.max`, v1
-    `memory.limit_in_bytes`). `root` replaces `/` as the root of system files, for tests.
+    `memory.limit_in_bytes`). Limits of containers are read once per process. `root` replaces `/` as
+    the root of system files, for tests.
     """
-    root = Path("/") if root is None else root
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for controllers, folder in _groups(root):
-        if not controllers or "memory" in controllers:
-            name = "memory.limit_in_bytes" if controllers else "memory.max"
-            limit = _number((_text(folder / name) or "").strip())
-            limits += [limit] if limit is not None else []
-    return min(limits)
+    return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_memory_limits(root)])
 
 
 def process_memory() -> int:
@@ -124,6 +118,17 @@ def _slurm_tasks(environ: Mapping[str, str]) -> int | None:
 @functools.cache
 def _core_limits(root: Path) -> list[int]:
     return [limit for limit in _cgroup_limits(root) if limit is not None]
+
+
+@functools.cache
+def _memory_limits(root: Path | None) -> list[int]:
+    limits = list[int]()
+    for controllers, folder in _groups(Path("/") if root is None else root):
+        if not controllers or "memory" in controllers:
+            name = "memory.limit_in_bytes" if controllers else "memory.max"
+            limit = _number((_text(folder / name) or "").strip())
+            limits += [limit] if limit is not None else []
+    return limits
 
 
 def _cgroup_limits(root: Path) -> Iterator[int | None]:
