@@ -394,8 +394,8 @@ class _Clips:
     def _frames(self, image: ImageCamera) -> tuple[IntArray, BoolArray]:
         """The frames of an image in the stored episodes, int64[n, T], and which have no value."""
         batch = self.batch
-        if (excerpts := batch.episodes.excerpts) is not None:
-            frames = batch.once("filled", lambda: excerpts.filled_of(batch.clips.row))
+        if (lists := batch.episodes.lists) is not None:
+            frames = batch.once("filled", lambda: lists.filled_of(batch.clips.row))
             return frames, np.zeros(frames.shape, np.bool_)
         window = batch.window(image.name)
         frames = window.frames[:, : batch.num_frames]

@@ -67,7 +67,7 @@ class ClipKeys(NamedTuple):
     """n clips of an epoch; int64[n] each."""
 
     episode: IntArray
-    """Row of the index; for lists of frames, number of the excerpt."""
+    """Row of the index; of lists of frames, number among the episodes with some."""
     start: IntArray
     """First frame, or origin of the windows."""
     sample: IntArray
@@ -629,7 +629,7 @@ class NearestWindow(ClipWindow):
 
 
 class FrameMapping(Protocol):
-    """Maps places of excerpts to stored frames; see `frame_lists.FrameLists`."""
+    """Maps places among listed frames to stored ones; see `frame_lists.FrameLists`."""
 
     def stored_frames(self, episode: IntArray, places: IntArray, /) -> tuple[IntArray, IntArray]:
         """Episode rows in the index, and stored frame numbers."""
@@ -661,15 +661,14 @@ class ClipFrames:
     """Frames of each feature in clips.
 
     `num_frames`, int64, has the length of each episode (all rows of the index). With `draw`, clips
-    have the frames `s + offsets * dilation`, in reverse order if drawn so. With `excerpts`,
-    episodes and frames are excerpts and places; `stored` maps them to the index. `samples` is the
-    table of the epoch.
+    have the frames `s + offsets * dilation`, in reverse order if drawn so. With `lists`, frames are
+    places among listed ones. `samples` is the table of the epoch.
     """
 
     windows: Mapping[str, ClipWindow]
     num_frames: IntArray
     draw: DrawSteps | None = None
-    excerpts: FrameMapping | None = None
+    lists: FrameMapping | None = None
     samples: SampleValues | None = None
 
     @property
@@ -687,9 +686,7 @@ class ClipFrames:
     def stored_frames(self, episode: IntArray, frames: IntArray) -> tuple[IntArray, IntArray]:
         """Episode rows in the index, and stored frame numbers."""
         return (
-            (episode, frames)
-            if self.excerpts is None
-            else self.excerpts.stored_frames(episode, frames)
+            (episode, frames) if self.lists is None else self.lists.stored_frames(episode, frames)
         )
 
     def has_unknown(self, feature: str) -> bool:

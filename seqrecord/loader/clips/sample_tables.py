@@ -230,13 +230,12 @@ def read_frame_lists(
     names: EpisodeNames,
     missing: MissingFrames,
     selected: IntArray,
-    most: int | None = None,
 ) -> tuple[IntArray, FrameLists, IntArray, dict[str, Values], int]:
     """Read a table of frame lists, restricted to `selected` episodes.
 
-    `columns` and `names` are as for `read_samples`. Returns episode rows, int64[k]; the lists, in
-    excerpts of at most `most` frames; of the complete samples the rows, int64[n], and the other
-    columns; and the number of samples with a frame that lacks a feature.
+    `columns` and `names` are as for `read_samples`. Returns episode rows, int64[k]; the lists; of
+    the complete samples the rows, int64[n], and the other columns; and the number of samples with a
+    frame that lacks a feature.
 
     Raises `ClipError` for an invalid table, and if no sample remains.
     """
@@ -253,10 +252,10 @@ def read_frame_lists(
             expected="samples with all features in all frames; or a subset of the features",
             got=f"{counted(len(episode), 'sample')}, {int(mine.sum())} in selected episodes",
         )
-    excerpts, order = FrameLists.of(episode[whole], frames[whole], most)
+    lists, order = FrameLists.of(episode[whole], frames[whole])
     row = np.flatnonzero(whole)[order]
     own = {name: taken(column, row) for name, column in own.items()}
-    return distinct(episode[mine]), excerpts, row, own, int((mine & ~whole).sum())
+    return distinct(episode[mine]), lists, row, own, int((mine & ~whole).sum())
 
 
 def _from_arrow(read: Callable[[], Any]) -> Any:

@@ -220,10 +220,6 @@ class MixLoader:
         )
         return state.following
 
-    def in_excerpts_of(self, state: State) -> MixLoader:  # noqa: ARG002
-        """See `Loader`: the excerpts of sources do not depend on the memory of the mix."""
-        return self
-
     def of_state(self, state: State) -> MixLoader:
         """See `Loader`."""
         if len(state.sources) != len(self.loaders):  # which is refused later

@@ -64,7 +64,7 @@ class SampleCosts:
     @classmethod
     def of(cls, view: View, options: LoaderOptions) -> SampleCosts | None:
         """The costs of a request; `None` without a budget, or if frames are drawn per batch."""
-        budget, lists = options.budget, view.excerpts
+        budget, lists = options.budget, view.lists
         if budget is None or options.clip_lens is not None:
             return None
         lengths: IntArray | int = max(view.clip_frames.lengths.values(), default=1)

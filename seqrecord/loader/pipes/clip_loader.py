@@ -25,12 +25,11 @@ from seqrecord.loader.pipes.budget_costs import fit_columns
 from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.job_memory import RunNotices, SettledMemory, settle
-from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.padding import cut_padding
 from seqrecord.loader.pipes.planning import Planner, of_selected, plan_clips
 from seqrecord.loader.pipes.resident_frames import resident_features
-from seqrecord.loader.pipes.source_states import excerpt_frames, has_fewer
+from seqrecord.loader.pipes.source_states import has_fewer
 from seqrecord.loader.pipes.states import Clip, Json, Segments, State
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.reading.chunk_store import ChunkStore
@@ -112,19 +111,6 @@ class ClipLoader:
         if keeps_frames:
             loader._buffers = self._buffers
         loader.planner.plan_memory(1)
-        return loader
-
-    def in_excerpts_of(self, state: State) -> ClipLoader:
-        """See `Loader`."""
-        [source] = state.sources
-        is_same = excerpt_frames(self.planner) == source.excerpt_frames
-        if is_same or not self.options.lists_frames:
-            return self
-        options, dataset = of_selected(self.options), self.view.dataset
-        view = make_view(dataset, options, excerpt_frames=source.excerpt_frames)
-        planner = replace(Planner.of(view, options), options=self.options)
-        loader = ClipLoader(planner.with_shuffle(self.planner.settings.shuffle))
-        loader._buffers = self._buffers
         return loader
 
     def of_state(self, state: State) -> ClipLoader:

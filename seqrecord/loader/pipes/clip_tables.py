@@ -23,21 +23,15 @@ from seqrecord.loader.clips.samples import (
 )
 from seqrecord.loader.clips.segments import Segments, clips_in_segments, segment_columns
 from seqrecord.loader.clips.tables import IntArray
-from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.pipes.clip_windows import Windows, enumerate_windows, find_windows
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
+from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
-from seqrecord.loader.sampling.frame_sizes import USUAL_LIMIT
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.tables.grids import distinct
 from seqrecord.store.tables.table_places import EpisodeNames
 from seqrecord.store.text import counted, shown_place
-from seqrecord.store.units import format_size, parse_size, raise_if
-
-BY_MEMORY, SMALLEST = 0, 1  # frames of excerpts
-
-_EXCERPTS = 4  # that fit into the memory limit, at least: a cursor may need parts of two
+from seqrecord.store.units import raise_if
 
 
 def samples_of_table(
@@ -73,18 +67,16 @@ def _names(dataset: Dataset) -> EpisodeNames:
 
 
 def _of_lists(
-    options: ClipOptions, dataset: Dataset, selected: IntArray, most: int | None = None
+    options: ClipOptions, dataset: Dataset, selected: IntArray
 ) -> tuple[SelectedEpisodes, Samples]:
-    """The samples in a table of frame lists, in excerpts of at most `most` frames."""
+    """The samples in a table of frame lists."""
     names, missing = _names(dataset), missing_frames(dataset.contents)
     columns = sample_columns(options.table, names)
-    selected, excerpts, row, own, lacking = read_frame_lists(
-        columns, names, missing, selected, most
-    )
-    windows = find_windows(options, dataset, selected, excerpts)
-    none = empty_clips(options.spec, np.arange(len(excerpts)), num_incomplete=lacking)
-    episodes = SelectedEpisodes(dataset, windows, selected, excerpts, len(columns["episode"]))
-    samples = Samples.of(none, episodes, excerpts.excerpt, excerpts.start, own, row)
+    selected, lists, row, own, lacking = read_frame_lists(columns, names, missing, selected)
+    windows = find_windows(options, dataset, selected, lists)
+    none = empty_clips(options.spec, np.arange(len(lists)), num_incomplete=lacking)
+    episodes = SelectedEpisodes(dataset, windows, selected, lists, len(columns["episode"]))
+    samples = Samples.of(none, episodes, lists.owner, lists.start, own, row)
     return episodes, samples
 
 
@@ -175,36 +167,3 @@ def _of_episodes(
 def _of_episode(values: Values, row: IntArray, clips: ClipKeys) -> Values:
     """The values for the clips' episodes; `row` is each episode's row in the table."""
     return taken(values, row[clips.episode])
-
-
-def divide_excerpts(
-    options: LoaderOptions,
-    episodes: SelectedEpisodes,
-    samples: Samples,
-    arrays: Mapping[str, ArraySpec],
-    most: int,
-) -> tuple[SelectedEpisodes, Samples]:
-    """Divide excerpts into ones of at most `most` frames, or by memory (`BY_MEMORY`, `SMALLEST`).
-
-    `arrays` are those of a frame. A warning counts repeated decodes of excerpts that are too large
-    for memory.
-    """
-    dataset, selected, excerpts = episodes.dataset, episodes.selected, episodes.excerpts
-    if most not in (BY_MEMORY, SMALLEST):
-        return _of_lists(options, dataset, selected, most)
-    assert excerpts is not None, "a table of frame lists"
-    nbytes = max(1, sum(spec.nbytes for spec in arrays.values()))
-    limit = USUAL_LIMIT if options.memory_limit is None else parse_size(options.memory_limit)
-    needed = _EXCERPTS * int(excerpts.num_frames.max()) * nbytes
-    if most == BY_MEMORY and needed <= limit:
-        return episodes, samples
-    most = 1 if most == SMALLEST else max(1, limit // (_EXCERPTS * nbytes))
-    parts, samples = _of_lists(options, dataset, selected, most)
-    assert parts.excerpts is not None, "excerpts of the same lists"
-    more = len(parts.excerpts.frames) / len(excerpts.frames) - 1
-    warn_once(
-        f"{shown_place(dataset.url)}: the frames of an episode's clips exceed memory_limit, so an "
-        f"epoch decodes {more:.0%} of the frames a second time; memory_limit={needed} "
-        f"({format_size(needed)}) avoids this"
-    )
-    return parts, samples

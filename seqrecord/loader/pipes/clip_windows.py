@@ -175,7 +175,7 @@ def find_windows(
     options: ClipOptions,
     dataset: Dataset,
     selected: IntArray,
-    excerpts: FrameLists | None = None,
+    lists: FrameLists | None = None,
     dilations: Sequence[int] | None = None,
 ) -> Windows:
     """The windows of a request for the features of a dataset.
@@ -185,7 +185,7 @@ def find_windows(
 
     Args:
         selected: rows of the selected episodes.
-        excerpts: the frames of clips that are lists of frames.
+        lists: the frames of clips that are lists of frames.
         dilations: the dilations of samples, ascending. Default: from `options`.
     """
     features, is_transformed = dataset.features, options.frame_transform is not None
@@ -200,15 +200,15 @@ def find_windows(
         requested, by_feature, rate = _requested_windows(options, dataset, selected, pads)
     max_frames = None if options.span is None else options.most_frames
     offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, max_frames)
-    usual: ClipWindow = excerpts or offsets
+    usual: ClipWindow = lists or offsets
     if options.nearest:
         by_feature |= _nearest_windows(options, dataset, selected, by_feature, usual)
     rates = range(int(rate.max(initial=0)) + 1)
     num_frames = episode_layout(dataset.contents).num_frames
-    if excerpts is not None:
-        num_frames = excerpts.num_frames
-    stored = ClipFrames(dict.fromkeys(features, usual), num_frames, excerpts=excerpts)
-    if is_transformed and excerpts is None:
+    if lists is not None:
+        num_frames = lists.num_frames
+    stored = ClipFrames(dict.fromkeys(features, usual), num_frames, lists=lists)
+    if is_transformed and lists is None:
         all_windows = {window.key: window for window in (usual, *by_feature.values())}
         required = [(window, tuple(features)) for window in all_windows.values()]
     else:

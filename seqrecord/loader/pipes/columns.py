@@ -158,13 +158,13 @@ class EpisodeMetadata(NamedTuple):
 class ClipEpisodes:
     """Looks up keys, numbers and metadata of episodes. Picklable.
 
-    `metadata` has the names of entries. With `excerpts`, episode rows are rows of excerpts. If an
+    `metadata` has the names of entries. With `lists`, episode rows are theirs. If an
     epoch `repeats` clips, copies of a clip have different numbers.
     """
 
     dataset: Dataset
     metadata: Sequence[str]
-    excerpts: FrameLists | None
+    lists: FrameLists | None
     repeats: bool
     _known: dict[int, EpisodeMetadata] = field(default_factory=dict, repr=False)
 
@@ -177,7 +177,7 @@ class ClipEpisodes:
 
     def rows(self, episode: IntArray) -> IntArray:
         """The rows of episodes in the index, int64[n]."""
-        return episode if self.excerpts is None else self.excerpts.episode[episode]
+        return episode if self.lists is None else self.lists.episode[episode]
 
     def key(self, row: int) -> str:
         """The key of the episode in this row of the index."""
@@ -185,16 +185,16 @@ class ClipEpisodes:
 
     def frames(self, clips: ClipKeys) -> IntArray | None:
         """The frames of clips from frame lists, int64[n, T]; `None` for other clips."""
-        return None if self.excerpts is None else self.excerpts.frames_of(clips.row)
+        return None if self.lists is None else self.lists.frames_of(clips.row)
 
     @property
     def lists_differ(self) -> bool:
         """Whether clips are lists of frames that differ in length."""
-        return self.excerpts is not None and self.excerpts.length_of is not None
+        return self.lists is not None and self.lists.length_of is not None
 
     def starts(self, clips: ClipKeys) -> IntArray:
         """The first frames of clips in their stored episodes, int64[n]."""
-        return clips.start if self.excerpts is None else self.excerpts.starts_of(clips.row)
+        return clips.start if self.lists is None else self.lists.starts_of(clips.row)
 
     def numbers(self, clips: ClipKeys) -> IntArray:
         """Numbers of clips, int64[n], which depend on the keys of episodes and the starts, and on
@@ -408,7 +408,7 @@ def origin_columns(
         Column("episode", None, (), _keys),
         Column("start", _INT64, (), _starts),
     ]
-    if (lists := episodes.excerpts) is not None:
+    if (lists := episodes.lists) is not None:
         origin.append(_of_frames(LISTED_FRAMES, _INT64, lists.length, _listed))
         if episodes.lists_differ:
             origin.append(_of_frames(FRAMES_IS_PAD, _BOOL, lists.length, _behind_lists))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from seqrecord.errors import MemoryLimitError, StateError
+from seqrecord.errors import StateError
 from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.distributed import warn_once
@@ -79,12 +79,6 @@ class Loader(Protocol):
 
     def after_change(self, state: State) -> State:
         """The position of a state inside an epoch on other ranks, workers or batch sizes."""
-
-    def in_excerpts_of(self, state: State) -> Loader:
-        """The loader whose frame lists have the excerpts of a state; itself, if it has them.
-
-        Raises `MemoryLimitError` if they do not fit.
-        """
 
     def of_state(self, state: State) -> Loader:
         """The loader of the episodes and samples of a state: itself, or, if the data have grown
@@ -155,30 +149,13 @@ class EpochLoaders:
                     f"epoch {self.since} is the first with all of them"
                 )
 
-    def of_state(self, state: State, num_shards: int, *, is_inside: bool) -> EpochLoaders:
-        """The loaders after a state, which is inside its epoch or at the start.
-
-        Raises `MemoryLimitError` if it needs excerpts of frame lists that do not fit.
-        """
-        loader, since = self._in_excerpts_of(state, num_shards), state.epoch + is_inside
-        earlier = loader.of_state(state)
-        if (latest := loader.grown_since(earlier, since)) is None:
+    def of_state(self, state: State, *, is_inside: bool) -> EpochLoaders:
+        """The loaders after a state, which is inside its epoch or at the start."""
+        since = state.epoch + is_inside
+        earlier = self.latest.of_state(state)
+        if (latest := self.latest.grown_since(earlier, since)) is None:
             return EpochLoaders(earlier, state.since)
         return EpochLoaders(latest, since, earlier, state.since)
-
-    def _in_excerpts_of(self, state: State, num_shards: int) -> Loader:
-        """The loader with the excerpts of frame lists that a saved state has."""
-        loader = self.latest
-        if len(state.sources) != len(loader.planners):  # which is refused later
-            return loader
-        is_inside = bool(state.batch or state.segments)
-        try:
-            return loader.in_excerpts_of(state)
-        except MemoryLimitError:
-            # A whole epoch needs them only to have the saved order.
-            if is_inside or (state.num_shards == num_shards and has_batches_of(loader, state)):
-                raise
-        return loader
 
     def check(self, state: State) -> None:
         """Raise `StateError` for a state of another kind of loader, another mix, other clips or

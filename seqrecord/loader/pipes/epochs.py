@@ -281,7 +281,7 @@ class Epochs:
             saved.check_of_rank()
         # Workers of a StatefulDataLoader load states of their own: one of them may be at the start.
         is_inside = bool(saved.batch or saved.segments or get_worker_info() is not None)
-        loaders = self._loaders.of_state(saved, shard.count, is_inside=is_inside)
+        loaders = self._loaders.of_state(saved, is_inside=is_inside)
         loaders.check(saved)
         loaders = loaders.normalized_by(saved)
         if at_start and not in_worker:
@@ -367,7 +367,7 @@ class Epochs:
         """
         if (state := self._of_workers.take()) is not None:
             saved, shard = State.parse(state), self.loader.planners[0].ranks.shard()
-            loaders = self._loaders.of_state(saved, shard.count, is_inside=True)
+            loaders = self._loaders.of_state(saved, is_inside=True)
             self._loaders = loaders.normalized_by(saved)
             self._loaders.keep_settings(saved, shard.count)
 

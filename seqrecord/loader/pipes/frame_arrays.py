@@ -66,7 +66,7 @@ def find_arrays(
     Raises `ClipError` for a feature that `ragged` cannot convert.
     """
     dataset, rows = episodes.dataset, samples.common.typical.episode  # of all epochs
-    rows = distinct(rows if episodes.excerpts is None else episodes.excerpts.episode[rows])
+    rows = distinct(rows if episodes.lists is None else episodes.lists.episode[rows])
     stored, index = dict[str, ArraySpec](), dataset.contents.index
     for name, spec in dataset.features.items():
         largest = None if spec.is_fixed else index.largest_frames(name, rows)
@@ -91,7 +91,7 @@ def _of_transform(
     problem = "ragged does not go with frame_transform, which gives frames of one shape"
     # Whether lists of frames differ in length is known from the table only, so lists of one
     # length take the same arguments.
-    is_wrong = ragged != "list" and episodes.excerpts is None
+    is_wrong = ragged != "list" and episodes.lists is None
     raise_if(is_wrong, problem, 'ragged="list"', repr_of(ragged, 100))
     settings = frame_transform
     if not isinstance(settings, FrameTransform):

@@ -45,9 +45,8 @@ def view_of_state(
         first = _with_first_episodes(view, options, source)
     if first is None:
         return view, options
-    most = source.excerpt_frames
     try:
-        earlier = make_view(view.dataset, of_selected(first), excerpt_frames=most)
+        earlier = make_view(view.dataset, of_selected(first))
     except ClipError:  # the first rows of another table may have no clip
         return view, options
     earlier = earlier.with_seed(view.samples.seed).with_vectors(view.vectors)

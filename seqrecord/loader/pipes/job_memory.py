@@ -111,7 +111,7 @@ def _small_rows(view: View, plan: EpochPlan, memory: Memory) -> dict[int, FrameR
     then a later epoch loads nothing.
     """
     mapped, features = mapped_frames(view.dataset.contents), view.dataset.features
-    if view.transform is not None or view.excerpts is not None:
+    if view.transform is not None or view.lists is not None:
         return {}
     places = {group.group: place for place, group in enumerate(plan.groups)}
     room = sum(

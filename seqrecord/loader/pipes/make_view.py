@@ -26,7 +26,7 @@ from seqrecord.loader.pipes.frame_arrays import (
     find_arrays,
 )
 from seqrecord.loader.pipes.option_values import FrameCache
-from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
+from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.registered_columns import ImageColumns, find_maker
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_samples, complete_clips
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
@@ -50,8 +50,6 @@ from seqrecord.store.units import parse_size, raise_if
 if TYPE_CHECKING:
     from seqrecord.loader.pipes.text_columns import Cut
 
-BY_MEMORY, SMALLEST = 0, 1  # frames of excerpts
-
 _PIECE_FRAMES = 32  # at most, as other chunks have
 _PIECE_BYTES = 48 << 20  # decoded, likewise
 _LEAST_FRAMES = 4
@@ -59,13 +57,10 @@ _CHECKED_CLIPS = 1 << 16  # at once
 _OF_DRAWS = ("crop", "flipped")  # columns of a `clip_transform`
 
 
-def make_view(
-    location: DatasetLike, options: ClipOptions, *, excerpt_frames: int | None = BY_MEMORY
-) -> View:
+def make_view(location: DatasetLike, options: ClipOptions) -> View:
     """Select the samples of a request, and determine their frames, arrays and columns.
 
-    One warning has the numbers of skipped episodes and clips. Excerpts of frame lists have at most
-    `excerpt_frames` frames, or any number (`None`); by default, as many as `memory_limit` allows.
+    One warning has the numbers of skipped episodes and clips.
 
     Raises `ClipError` if there is no clip, or for a feature with a dtype that torch lacks.
     """
@@ -82,14 +77,6 @@ def make_view(
         episodes, samples = make(options, dataset, selected)
         epochs, left_out = checked_samples(options, episodes, samples)
         arrays = find_arrays(options, episodes, epochs)
-        is_divided = episodes.excerpts is not None and excerpt_frames is not None
-        if isinstance(options, LoaderOptions) and is_divided:
-            from seqrecord.loader.pipes.clip_tables import divide_excerpts
-
-            episodes, samples = divide_excerpts(
-                options, episodes, epochs.base, arrays.rows, excerpt_frames or BY_MEMORY
-            )
-            epochs = replace(epochs, base=samples)
         view = _view(options, episodes, epochs, arrays, left_out)
         if view.draws.sized_by_frames:
             _check_known_sizes(view)
@@ -184,10 +171,10 @@ def _view(
     left_out: str,
 ) -> View:
     """The view before functions and vectors: samples, frames, arrays and draws."""
-    dataset, windows, excerpts = episodes.dataset, episodes.windows, episodes.excerpts
+    dataset, windows, lists = episodes.dataset, episodes.windows, episodes.lists
     metadata, cameras = tuple(options.metadata or ()), options.cameras
     names = (*metadata, "camera") if cameras else metadata  # flips need the model of a lens
-    clip_episodes = ClipEpisodes(dataset, names, excerpts, epochs.common.repeats)
+    clip_episodes = ClipEpisodes(dataset, names, lists, epochs.common.repeats)
     steps = None
     if options.has_drawn_steps:
         from seqrecord.loader.pipes.clip_steps import StepSampler
@@ -218,7 +205,7 @@ def _view(
         episode_rows=episodes.selected,
         episodes=_episode_table(episodes, epochs, arrays.stored, has_transform=has_transform),
         samples=epochs,
-        excerpts=excerpts,
+        lists=lists,
         left_out=left_out,
         windows=windows,
         clip_frames=clip_frames,
@@ -309,7 +296,7 @@ def _with_form(options: ClipOptions, view: View) -> View:
 
     Results of functions have the form that these return.
     """
-    arrays, lists, called = view.batch_arrays, view.excerpts, view.draws.functions
+    arrays, lists, called = view.batch_arrays, view.lists, view.draws.functions
     ragged = {name for name, spec in arrays.items() if FORMS[spec.value_kind].takes_ragged}
     nested = frozenset(ragged.intersection(view.nested))
     if called is not None:
@@ -380,14 +367,15 @@ def _episode_table(
     features = dataset.features
     nbytes = bytes_by_group(stored, features)
     table = _in_pieces(episode_layout(dataset.contents), features)
-    if episodes.excerpts is not None:
-        table = episodes.excerpts.table(table)
+    if episodes.lists is not None:
+        table = episodes.lists.table(table)
     table = table.with_leading(nbytes.index(max(nbytes)), epochs.common.clips.selected)
     if not has_transform:
         return table
     units = [grid.unit_frames for grid in table.groups]
-    unit = max(units) if all(units) else 0
-    return EpisodeLayout(table.num_frames, (replace(table.leading_grid, unit_frames=unit),))
+    unit = max(units) if all(units) and max(units) > 1 else 0  # chunks are read whole
+    grid = replace(table.leading_grid, by_frame=False, unit_frames=unit)
+    return EpisodeLayout(table.num_frames, (grid,))
 
 
 def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:

@@ -17,7 +17,7 @@ def needed_in(view: View, plan: EpochPlan) -> Pieces:
 
     Frames of lists, and large frames far from each other, are read one by one: none are in pieces.
     """
-    if view.excerpts is not None:
+    if view.lists is not None:
         return {}
     used, features = [], view.dataset.features
     for place, group in enumerate(plan.groups):

@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.errors import ClipError, MemoryLimitError
+from seqrecord.errors import ClipError
 from seqrecord.loader.clips.tables import ClipTable
 from seqrecord.loader.engine.frame_rows import FrameRows
 from seqrecord.loader.pipes.budget_costs import SampleCosts, with_budget
 from seqrecord.loader.pipes.distributed import Ranks
 from seqrecord.loader.pipes.load_sizes import frame_sizes
-from seqrecord.loader.pipes.make_view import SMALLEST, make_view
+from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.resident_frames import frame_rows, frames_may_stay, frames_of_epochs
 from seqrecord.loader.pipes.states import Segments
@@ -228,7 +228,7 @@ class Planner:
     def _rows_of(self, table: ClipTable) -> RowTable:
         """The rows of a table, which are kept until those of another one are wanted."""
         if not self._rows or self._rows[0][0] is not table:
-            self._rows[:] = [(table, RowTable.of(table))]
+            self._rows[:] = [(table, RowTable.of(table, in_order=not self.settings.shuffle))]
         return self._rows[0][1]
 
     # ---- memory of epochs
@@ -313,6 +313,7 @@ class Planner:
             self._rows_of(self.clips(epoch, segments)),
             self.view.episodes,
             self.view.group_windows,
+            None if self.view.lists is None else self.view.group_frames(epoch),
             self.settings,
             self.sizes,
             num_shards // workers,
@@ -475,17 +476,9 @@ def _order_request(view: View, options: LoaderOptions, costs: SampleCosts | None
 def plan_clips(location: DatasetLike, options: LoaderOptions) -> Planner:
     """Select the clips of a request, and plan their memory.
 
-    Frame lists are divided into the smallest excerpts if memory is too small for larger ones.
     Raises the errors of `make_view`, and `MemoryLimitError` with the smallest sufficient limit.
     """
-    view = make_view(location, options)
-    try:
-        return Planner.of(view, options)
-    except MemoryLimitError:
-        if view.excerpts is None:
-            raise
-    again = of_selected(options)
-    return Planner.of(make_view(view.dataset, again, excerpt_frames=SMALLEST), options)
+    return Planner.of(make_view(location, options), options)
 
 
 def predict_use(dataset: Dataset, options: LoaderOptions) -> dict[str, Any]:

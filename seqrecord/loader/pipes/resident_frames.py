@@ -27,7 +27,7 @@ def frames_may_stay(view: View) -> tuple[bool, bool]:
     copying. Large raw frames do not stay: reading them again is a copy. Texts stay if the other
     features do.
     """
-    if view.excerpts is not None:  # whose places are no frames of chunks
+    if view.lists is not None:  # whose places are no frames of chunks
         return False, False
     features, transform = view.dataset.features, view.transform
     have_rows, are_small, are_costly = True, transform is None, transform is not None

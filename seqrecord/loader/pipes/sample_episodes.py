@@ -45,7 +45,7 @@ class SelectedEpisodes:
         dataset: the dataset, with the requested features only.
         windows: the window of each feature.
         selected: rows of the selected episodes, int64[n]. Values of their features are read once.
-        excerpts: the used frames of each episode, if samples are lists of frames.
+        lists: the listed frames of each episode, if samples are lists of frames.
         num_rows: the rows of the user's table; `None` without one.
         stops: each sample's segment's end, int64[samples], if a table has segments.
     """
@@ -53,7 +53,7 @@ class SelectedEpisodes:
     dataset: Dataset
     windows: Windows
     selected: IntArray
-    excerpts: FrameLists | None = None
+    lists: FrameLists | None = None
     num_rows: int | None = None
     stops: IntArray | None = None
     _values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, repr=False)
@@ -70,20 +70,20 @@ class SelectedEpisodes:
 
     def stored_frames(self, clips: ClipKeys) -> tuple[IntArray, IntArray]:
         """See `SampleEpisodes`."""
-        if self.excerpts is None:
+        if self.lists is None:
             return clips.episode, clips.start
-        return self.excerpts.episode[clips.episode], self.excerpts.starts_of(clips.row)
+        return self.lists.episode[clips.episode], self.lists.starts_of(clips.row)
 
     def from_row(self, row: int) -> SelectedEpisodes:
         """See `SampleEpisodes`."""
-        if self.excerpts is not None:
-            return replace(self, excerpts=self.excerpts.from_row(row))
+        if self.lists is not None:
+            return replace(self, lists=self.lists.from_row(row))
         return self if self.stops is None else replace(self, stops=self.stops[row:])
 
     def extent(self, clips: ClipKeys, samples: Samples) -> tuple[IntArray, IntArray]:
         """See `SampleEpisodes`."""
-        if self.excerpts is not None:
-            frames = self.excerpts.filled_of(clips.row)
+        if self.lists is not None:
+            frames = self.lists.filled_of(clips.row)
             return frames.min(axis=1), frames.max(axis=1)
         dilation = samples.dilation(clips, self.windows.dilations[0])
         found = replace(self.windows.stored, samples=samples)
@@ -163,9 +163,9 @@ class SelectedEpisodes:
         """See `SampleEpisodes`."""
         digest, keys, columns = hashlib.sha256(), samples.keys, samples.columns
         frames, episode = keys.start, keys.episode
-        if self.excerpts is not None:  # the same wherever episodes are divided
-            frames = self.excerpts.frames_of(keys.row)
-            episode = self.excerpts.episode[episode]
+        if self.lists is not None:  # the same wherever episodes are divided
+            frames = self.lists.frames_of(keys.row)
+            episode = self.lists.episode[episode]
         place = np.searchsorted(self.selected, episode)
         update_digest(digest, "<i8", samples.rows_listed, place, frames)
         for name in sorted(columns):

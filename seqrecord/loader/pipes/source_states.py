@@ -29,14 +29,8 @@ def source_state(
         view.identity,
         rows=view.num_rows,
         rest=rest,
-        excerpt_frames=excerpt_frames(planner),
         normalization=view.normalizations,
     )
-
-
-def excerpt_frames(planner: Planner) -> int | None:
-    """The most frames in an excerpt of frame lists; see `FrameLists`."""
-    return None if planner.view.excerpts is None else planner.view.excerpts.most
 
 
 def has_fewer(source: SourceState, view: View) -> bool:

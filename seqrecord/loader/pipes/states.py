@@ -27,7 +27,7 @@ from seqrecord.store.units import MAX_INT, SEED_LIMIT
 _VERSION = 13
 _LAST_OF_BEFORE = "d6752092"  # the last commit that reads states of versions up to 12
 _BOUNDS = {
-    **dict.fromkeys(("batch_size", "excerpt_frames", "block_rows"), range(1, 1 << 31)),
+    **dict.fromkeys(("batch_size", "block_rows"), range(1, 1 << 31)),
     **dict.fromkeys(("num_cursors", "ranks"), range(1, 1 << 24)),
     "aligned": range(WHOLE + 1),
     **dict.fromkeys(("rotation", "group"), range(1 << 24)),
@@ -63,8 +63,6 @@ class SourceState:
     """The rows of a user's table of samples."""
     rest: PlanSettings | None = None
     """Settings for the rest of an epoch, after its segments."""
-    excerpt_frames: int | None = None
-    """The most frames in an excerpt of frame lists, if memory has divided them."""
     normalization: Json = field(default_factory=dict)
     """Mode, offset and scale of normalized features; see `normalizations`."""
 

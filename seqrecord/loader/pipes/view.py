@@ -69,8 +69,8 @@ class View:
         episodes: tables of the requested groups. Plans cut episodes at chunks of the leading group,
             which has most bytes per frame.
         samples: the samples of each epoch.
-        excerpts: the used frames of each episode, if `samples` lists frames. Plans take excerpts
-            for episodes, and places in them for frames and starts.
+        lists: the listed frames of each episode, if `samples` lists frames. Plans take them for
+            episodes, and places among them for frames and starts.
         left_out: numbers of the episodes and samples left out, with reasons; empty without any.
         windows: the window of each feature.
         clip_frames: the frames of each feature in clips, before any draw.
@@ -102,7 +102,7 @@ class View:
     episode_rows: IntArray
     episodes: EpisodeLayout
     samples: SampleEpochs
-    excerpts: FrameLists | None
+    lists: FrameLists | None
     left_out: str
     windows: Windows
     clip_frames: ClipFrames

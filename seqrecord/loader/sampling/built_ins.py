@@ -139,7 +139,7 @@ def every(n: int, *, rotate: bool = False) -> BuiltIn:
 def _every(samples: Samples, epoch: int, rng: SampleRandom, n: int, rotate: bool) -> Samples:
     phase, clips, spec = 0, samples.clips, samples.clips.spec
     start, count = clips.first_start, clips.count
-    if samples.listed is not None:  # starts of excerpts are no frames
+    if samples.listed is not None:  # starts of lists are no frames
         start = samples["start"]
         count = np.ones_like(start)
     if rotate and len(samples):

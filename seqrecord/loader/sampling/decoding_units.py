@@ -10,10 +10,12 @@ keyframe before it on, and a frame of a compressed chunk with the whole chunk: b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.store.tables.grids import ChunkGrid, IntArray
 
 _READ_BYTES = 64 << 10
@@ -37,6 +39,9 @@ class FrameGroup:
         nbytes: of a frame in memory.
         grid: the group's chunks; `None` if each frame is decoded alone.
         decoder_bytes: of an open decoder and its packets.
+        find: returns the frames of clips, int64[n, T], if rows list theirs; `offsets` are then all
+            that a row may have.
+        num_listed: the most frames in such a row.
     """
 
     offsets: IntArray
@@ -44,6 +49,13 @@ class FrameGroup:
     nbytes: int
     grid: ChunkGrid | None = None
     decoder_bytes: int = 0
+    find: Callable[[ClipKeys], IntArray] | None = None
+    num_listed: int | None = None
+
+    @property
+    def row_frames(self) -> int:
+        """The most frames of a row."""
+        return len(self.offsets) if self.num_listed is None else self.num_listed
 
     @property
     def is_alone(self) -> bool:
@@ -80,6 +92,12 @@ class FrameGroup:
         last = self.num_frames[episode] - 1
         frames: IntArray = np.clip(start[:, None] + self.offsets, 0, last[:, None])
         return frames
+
+    def frames_of(self, clips: ClipKeys) -> IntArray:
+        """All frames of clips, int64[n, T], ascending."""
+        if self.find is None:
+            return self.frames(clips.episode, clips.start)
+        return np.sort(self.find(clips), axis=1)
 
     def units(self, episode: IntArray, frame: IntArray) -> tuple[IntArray, IntArray]:
         """The frames `[begin, stop)` of the units of frames, int64[n] each."""

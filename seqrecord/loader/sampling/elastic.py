@@ -104,7 +104,7 @@ def find_remaining(
         ]
         most = np.array([plan.num_batches for plan in plans])
         given = batches_of_shards(segment, most)
-        rows = RowTable.of(table)
+        rows = RowTable.of(table, in_order=not settings.shuffle)
         if (given < most).any():
             rows = left_of(rows, plans, given.tolist())
         else:

@@ -142,7 +142,9 @@ class EpochPlan:
         batches = ShardBatches.of(settings, draws, epoch, segment, shard)
         key = EpochKey(settings.seed, epoch, segment)
         groups = frame_groups(episodes, self._windows)
-        self._table = RowTable.of(table) if rows is None else rows
+        if rows is None:
+            rows = RowTable.of(table, in_order=not settings.shuffle)
+        self._table = rows
         rows_of_shards = EpochRows(self._table, groups, settings, key, costs)
         if not segment and costs is None:
             least = min(settings.batch_size or 1, batches.first_clip(1))

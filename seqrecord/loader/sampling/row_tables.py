@@ -2,7 +2,7 @@
 
 A *row* is one clip of the epoch. Rows are numbered consecutively: by episode, then by start. Each
 copy of an episode whose rows come several times is an episode of its own, so that a shuffle of
-episodes separates copies::
+episodes separates copies; without a shuffle, they follow each other::
 
     row        0  1  2  3  4 | 5  6 | 7  8 | 9 10
     episode    0  0  0  0  0 | 1  1 | 2  2 | 2  2
@@ -42,11 +42,11 @@ class RowTable:
     sample_step: int
 
     @classmethod
-    def of(cls, table: ClipTable) -> RowTable:
-        """The rows of a table of clips."""
+    def of(cls, table: ClipTable, *, in_order: bool = False) -> RowTable:
+        """The rows of a table of clips; `in_order`, copies of a row follow it."""
         columns = table.episode, table.first_start, table.count, table.first_sample
         copy = np.zeros_like(table.episode)
-        if table.repeats:
+        if table.repeats and not in_order:
             columns, copy = _copies(columns, table.spec.stride, table.sample_step)
         is_filled = columns[2] > 0
         episode, start, count, sample = (column[is_filled] for column in columns)

@@ -14,6 +14,7 @@ from math import ceil
 import numpy as np
 
 from seqrecord.errors import MemoryLimitError
+from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.clips.tables import EpisodeLayout
 from seqrecord.loader.sampling.cursor_shares import EpisodeSequence, leading, num_used
 from seqrecord.loader.sampling.decoding_units import FrameGroup
@@ -26,6 +27,7 @@ from seqrecord.loader.sampling.frame_sizes import (
     FrameSizes,
     MemoryDivision,
 )
+from seqrecord.loader.sampling.frame_uses import SampleFrames
 from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.plan_settings import WHOLE, PlanSettings
 from seqrecord.loader.sampling.row_tables import RowTable
@@ -76,6 +78,7 @@ class SettingsRequest:
         rows: the rows of the epoch.
         episodes: tables of the groups.
         windows: of the groups.
+        finders: functions that find the frames of clips in each group, if clips list theirs.
         settings: the requested settings, of which others than the last seven are kept.
         sizes: of frames, loads and batches.
         num_ranks: number of ranks.
@@ -90,6 +93,7 @@ class SettingsRequest:
     rows: RowTable
     episodes: EpisodeLayout
     windows: Sequence[Window]
+    finders: Sequence[SampleFrames] | None
     settings: PlanSettings
     sizes: FrameSizes
     num_ranks: int = 1
@@ -106,7 +110,15 @@ class SettingsRequest:
 
     @cached_property
     def _groups(self) -> list[FrameGroup]:
-        return frame_groups(self.episodes, self.windows, self.sizes.frames)
+        groups = frame_groups(self.episodes, self.windows, self.sizes.frames)
+        if self.finders is None or not len(self.rows):
+            return groups
+        first = np.zeros(1, np.int64)
+        clips = ClipKeys(*self.rows.locate(first), self.rows.samples(first), first)
+        return [
+            replace(group, find=find, num_listed=find(clips).shape[1])
+            for group, find in zip(groups, self.finders, strict=True)
+        ]
 
     # ---- settings
 
@@ -235,7 +247,7 @@ class SettingsRequest:
         frames = []
         for group in self._groups:
             lengths = group.num_frames[self.rows.episode]
-            frames.append(int(min(len(group.offsets), lengths.max(initial=1))))
+            frames.append(int(min(group.row_frames, lengths.max(initial=1))))
         return tuple(frames)
 
     @cached_property

@@ -24,6 +24,7 @@ from math import ceil
 import numpy as np
 
 from seqrecord.errors import MemoryLimitError
+from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.sampling.cursor_shares import (
     GOLDEN,
     EpisodeSequence,
@@ -370,7 +371,7 @@ class CursorWalk:
         self._table, self._groups = sequence.table, groups
         by_length = np.argsort(np.diff(sequence.table.bounds), kind="stable")
         self._orders = sequence.order, by_length, by_length[::-1]
-        frames = max(len(group.offsets) for group in groups)
+        frames = max(group.row_frames for group in groups)
         self._rows = max(_WALKED_ROWS >> 4, min(_WALKED_ROWS, _WALKED_FRAMES // frames))
         self._peaks = dict[int, int]()
 
@@ -417,11 +418,13 @@ class CursorWalk:
         ends = np.cumsum(bounds[order + 1] - bounds[order])
         ends = np.minimum(ends[: np.searchsorted(ends, most) + 1], most)
         run, offset = ragged_arange(np.diff(ends, prepend=0))
-        episode, start = self._table.locate(bounds[order[run]] + offset)
+        row = bounds[order[run]] + offset
+        episode, start = self._table.locate(row)
+        clips = ClipKeys(episode, start, self._table.samples(row), np.zeros_like(row))
         rounds = np.arange(len(run))
         run = rounds if singly else run
         lives = [
-            (group, life_of_frames(group, run, episode, group.frames(episode, start), rounds, gap))
+            (group, life_of_frames(group, run, episode, group.frames_of(clips), rounds, gap))
             for group in self._groups
         ]
         return lives, len(rounds)

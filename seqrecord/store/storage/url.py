@@ -126,8 +126,8 @@ def _text(path: str | os.PathLike[str], problem: str) -> str:
         # Local names may have bytes that are not UTF-8, which Python represents as surrogates.
         text.encode("utf-8", "strict" if is_url else "surrogateescape")
     except UnicodeEncodeError as error:
-        excerpt = text[error.start : error.end] if is_url else text  # the rest may be secret
-        raise LocationError(problem, expected="Unicode", got=repr_of(excerpt)) from None
+        shown = text[error.start : error.end] if is_url else text  # the rest may be secret
+        raise LocationError(problem, expected="Unicode", got=repr_of(shown)) from None
     return text
 
 
