@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from seqrecord.loader.sampling.plan import Clips
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.clips.frames import ClipFrames, ClipKeys, OffsetWindow
@@ -30,6 +29,7 @@ from seqrecord.loader.engine.frame_store import (
 from seqrecord.loader.engine.frame_table import FrameTable, Rows
 from seqrecord.loader.engine.loads import AssignedLoad
 from seqrecord.loader.frames.array_specs import ArraySpec
+from seqrecord.loader.sampling.epoch_plans import Clips
 from seqrecord.store.tables.grids import ChunkGrid
 
 NUM_FRAMES = 40

@@ -5,42 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle
-from typing import Any
+from itertools import cycle, pairwise
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
-from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.fixed_shards import ShuffledPlan
-from seqrecord.loader.sampling.plan import Plan
 
 from seqrecord import ClipError, ClipSpec, StateError
+from seqrecord.loader.clips.tables import ClipTable
+from seqrecord.loader.sampling.clip_costs import ClipCosts
 from seqrecord.loader.sampling.elastic import find_remaining, items_of_workers
-from seqrecord.loader.sampling.runs import Runs, Shard, remaining_table
-from seqrecord.loader.sampling.sequences import SequencePlan
+from seqrecord.loader.sampling.epoch_plans import EpochPlan
+from seqrecord.loader.sampling.plan_settings import EpochSegment, PlanSettings
 from tests.loader.clip_cases import Case, episode_table, listed_clips
-from tests.loader.plan_cases import LAYOUTS, Engine, Request, requests, sequence_settings
+from tests.loader.plan_cases import LAYOUTS, Request, all_clips, plans_of, requests
 
 Clips = Counter[tuple[int, int, int]]
 """Episode, start and sample of each clip."""
 
-SETTINGS = PlanSettings(num_cursors=3, block_frames=8, batch_size=4)
-
-
-def plans_of(
-    table: Any, episodes: Any, segment: EpochSegment, *, epoch: int, number: int = 0
-) -> list[Plan]:
-    """Plans of all shards of a segment, rank by rank."""
-    kind: Any = SequencePlan if segment.settings.order == "sequences" else EpochPlan
-    if segment.settings.resident and epoch and not number:
-        kind = ShuffledPlan
-    ranks = [Shard(i, segment.ranks) for i in range(segment.ranks)]
-    shards = [shard for rank in ranks for shard in rank.divided(segment.workers)]
-    given: Any = {"epoch": epoch, "segment": number}
-    return [kind(table, episodes, segment.settings, shard=shard, **given) for shard in shards]
+SETTINGS = PlanSettings(num_cursors=3, block_rows=8, batch_size=4)
 
 
 def turns(most: Sequence[int], batches: int, size: int) -> list[int]:
@@ -54,40 +38,53 @@ def turns(most: Sequence[int], batches: int, size: int) -> list[int]:
     raise AssertionError
 
 
-def delivered(plans: Sequence[Plan], segment: EpochSegment) -> tuple[Clips, bool]:
+def delivered(plans: Sequence[EpochPlan], segment: EpochSegment) -> tuple[Clips, bool]:
     """Delivered clips of all shards, and whether they are all."""
     most, found = [plan.num_batches for plan in plans], Clips()
     ranks = [most[i : i + segment.workers] for i in range(0, len(most), segment.workers)]
     given = [n for rank in ranks for n in turns(rank, segment.batch, segment.batch_size)]
     for plan, batch in zip(plans, given, strict=True):
-        clips = plan.merged(0, plan.num_rounds, loads=False).clips
+        clips = all_clips(plan)
         columns = clips.episode, clips.start, clips.sample
         every = zip(*(column.tolist() for column in columns), strict=True)
         found.update([*every][: plan.first_clip(batch)])
     return found, given == most
 
 
-def clips_of(table: Any) -> Clips:
+def rows_of(table: ClipTable) -> list[tuple[int, ...]]:
+    """Episode, start and sample of each clip, in the order of the table."""
     columns = table.locate(np.arange(table.num_clips))[:3]
-    return Counter(zip(*(column.tolist() for column in columns), strict=True))
+    return [*zip(*(column.tolist() for column in columns), strict=True)]
 
 
-@given(st.data(), requests(), st.sampled_from(["clips", "sequences", "resident"]))
-def test_no_clip_is_lost_or_repeated(data: st.DataObject, request: Request, kind: str) -> None:
+def clips_of(table: ClipTable) -> Clips:
+    return Counter(rows_of(table))  # type: ignore[arg-type]
+
+
+def drawn_costs(data: st.DataObject, table: ClipTable) -> ClipCosts | None:
+    """A budget of 30, or none."""
+    if data.draw(st.booleans()):
+        return None
+    cost = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=5))
+    values = np.resize(cost, table.num_clips + 1)
+    return ClipCosts(30, data.draw(st.booleans()), 1 << 30, values, values, "stacked", 3, 30, 30)
+
+
+@given(st.data(), requests(), st.sampled_from(["clips", "sequences"]))
+def test_no_clip_is_lost_or_repeated(data: st.DataObject, request: Request, order: str) -> None:
     """Later segments may have other settings."""
     case, epoch, every = request.case, request.epoch, set(clips_of(request.case.table))
     assert [clip[:2] for clip in clips_of(case.table)] == case.clips()
+    costs = drawn_costs(data, case.table) if order == "clips" else None
     table, earlier, repeated, over = case.table, Clips(), 0, list[EpochSegment]()
     for number in range(data.draw(st.integers(1, 3))):
         layout = data.draw(st.fixed_dictionaries(LAYOUTS)) if number else {}
-        settings = replace(request.settings, resident=kind == "resident", **layout)
-        if kind == "sequences":
-            settings = sequence_settings(replace(settings, order=kind), case.spec.stride)
+        settings = replace(request.settings, order=order, **layout)
         few = st.integers(1, 3)
         ranks, workers, size = (data.draw(few) for _ in range(3))
         segment = EpochSegment(ranks, workers, data.draw(st.integers(0, 12)), size, settings)
         try:
-            plans = plans_of(table, case.episodes, segment, epoch=epoch, number=number)
+            plans = plans_of(table, case.episodes, segment, epoch=epoch, number=number, costs=costs)
         except ClipError:
             assert settings.drops
             return
@@ -95,17 +92,17 @@ def test_no_clip_is_lost_or_repeated(data: st.DataObject, request: Request, kind
         of_ranks = np.reshape(most, (segment.ranks, -1)).sum(axis=1)
         segment = replace(segment, batch=min(segment.batch, int(of_ranks.max())))
         found, is_over = delivered(plans, segment)
-        # Of sequences, a duplicate that evens out batches counts for its own shard only.
-        repeated += sum(plan.num_repeated for plan in plans)
-        allowed = repeated if kind == "sequences" else 0
-        assert found.total() - len(found) <= repeated
+        repeats = sum(plan.num_repeated for plan in plans)
+        assert found.total() - len(found) <= repeats
+        # A shard without clips repeats one of another shard, which may come later.
+        repeated += sum(p.num_repeated for p in plans if p.num_repeated == p.num_clips)
         over.append(segment)
-        table = find_remaining(case.table, case.episodes, over, epoch=epoch)
+        table = find_remaining(case.table, case.episodes, over, epoch=epoch, costs=costs)
         remaining = clips_of(table)
         assert list(remaining) == sorted(remaining), "not in canonical order"
-        assert len(set(earlier) & set(found)) <= allowed, "repeated in a later segment"
+        assert len(set(earlier) & set(found)) <= repeated, "repeated in a later segment"
         earlier += found
-        assert len(set(remaining) & set(earlier)) <= allowed, "remaining, and delivered"
+        assert len(set(remaining) & set(earlier)) <= repeated, "remaining, and delivered"
         assert set(remaining.values()) <= {1}
         assert is_over or set(remaining) | set(earlier) == every
         if is_over:
@@ -138,27 +135,24 @@ def test_clips_listed_several_times(
     found, _ = delivered(plans, segment)
     rest = find_remaining(table, episodes, [segment], epoch=0)
     remaining, every = clips_of(rest), clips_of(table)
-    located = rest.locate(np.arange(rest.num_clips))[:3]
-    in_order = zip(*map(np.ndarray.tolist, located), strict=True)
-    assert [*in_order] == sorted(remaining.elements())
+    assert rows_of(rest) == sorted(remaining.elements())
     assert not rest.num_clips or not every - (found + remaining), "lost"
     assert (found + remaining - every).total() <= sum(plan.num_repeated for plan in plans)
-    # Its plan reads no frame that was freed.
-    plan = EpochPlan(rest, episodes, settings, segment=1)
-    engine = Engine.of(plan, episodes, spec).finish()
-    pairs = zip(engine.clips, engine.samples, strict=True)
-    assert Counter((*clip, sample) for clip, sample in pairs) == remaining
+    clips = all_clips(EpochPlan(rest, episodes, settings, segment=1))
+    columns = zip(*(c.tolist() for c in (clips.episode, clips.start, clips.sample)), strict=True)
+    assert Counter(columns) == remaining
 
 
-def test_remaining_clips_are_pieces_and_a_round_of_single_clips() -> None:
+def test_remaining_clips_are_few_runs() -> None:
+    """What is left of each cursor's share, and of its round; not a run of each clip."""
     case = Case.of(ClipSpec(16), [20_000] * 8, 8)
     table, episodes = case.table, case.episodes
-    settings = replace(SETTINGS, num_cursors=8, run_frames=None)
+    settings = replace(SETTINGS, num_cursors=8, block_rows=16)
     rest = find_remaining(table, episodes, [EpochSegment(4, 1, 1000, 1, settings)], epoch=0)
     assert rest.num_clips == table.num_clips - 4 * 1000 * 4
-    pieces = rest.count > 8
-    assert pieces.sum() <= 4 * 8 + 8  # one per cursor, which may have several episodes
-    assert rest.count[~pieces].sum() <= 4 * 8 * 16  # at most a round of each shard
+    shares = rest.count > 100
+    assert shares.sum() <= 4 * 8 + 8  # one per cursor, which may have several episodes
+    assert rest.count[~shares].sum() <= 4 * 8 * 2 * 16
 
 
 def test_impossible_segments_are_refused() -> None:
@@ -190,18 +184,16 @@ def test_workers_take_turns(most: list[int], batches: int, size: int) -> None:
         assert items_of_workers(most, batches, size) == turns(most, batches, size)
 
 
-def test_pieces_of_two_episodes_are_not_joined() -> None:
-    """Nor pieces between which a sample is left out."""
-    table = Case.of(ClipSpec(1, stride=1 << 30), [], 8).table
-    pieces = [(1, 4 << 30, 1, 0, 4), (0, 2 << 30, 2, 0, 2), (0, 0, 2, 0, 0), (1, 5 << 30, 1, 0, 6)]
-    given = np.array(pieces, np.int64).T * np.array([[1], [1], [1], [1], [table.sample_step]])
-    left = Runs(1 << 30, *given)
-    found = remaining_table(table, left)
-    columns = (
-        found.episode,
-        found.first_start,
-        found.count,
-        found.first_sample // table.sample_step,
-    )
-    starts = [0, 4 << 30, 5 << 30]
-    assert [column.tolist() for column in columns] == [[0, 1, 1], starts, [4, 1, 1], [0, 4, 6]]
+@given(requests(), st.integers(0, 9))
+def test_adjacent_clips_are_one_run(request: Request, batches: int) -> None:
+    """Nor are clips of two episodes joined, or clips between which one is left out."""
+    case, plans = request.case, request.plans()
+    most = max((plan.num_batches for plan in plans), default=0)
+    segment = EpochSegment(request.num_shards, 1, min(batches, most), 1, request.settings)
+    if not plans:
+        return
+    rest = find_remaining(case.table, case.episodes, [segment], epoch=request.epoch)
+    ends, stride = set(np.cumsum(rest.count).tolist()), case.spec.stride
+    for number, (before, after) in enumerate(pairwise(rows_of(rest)), start=1):
+        is_next = after[:2] == (before[0], before[1] + stride)
+        assert is_next == (number not in ends)

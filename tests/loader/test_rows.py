@@ -71,7 +71,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "functions": {"batch_size": 4, "samples": seqrecord.samples.every(2, rotate=True)},
     "numpy": {"batch_size": 4, "output": "numpy"},
     "one cursor": {"batch_size": 4, "engine": seqrecord.EngineOptions(num_cursors=1)},
-    "a shuffle of shards": {"batch_size": 4, "engine": seqrecord.EngineOptions(fixed_shards=True)},
+    "little memory": {"batch_size": 4, "memory_limit": 8000},
 }
 
 

@@ -7,44 +7,35 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import pytest
+import numpy as np
 from hypothesis import example, given
-from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
+from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.loader.sampling.runs import Shard
-from seqrecord.loader.sampling.sequences import SequencePlan, count_unused_frames
+from seqrecord.loader.sampling.elastic import find_remaining
+from seqrecord.loader.sampling.epoch_plans import EpochPlan
+from seqrecord.loader.sampling.plan_settings import EpochSegment, PlanSettings
+from seqrecord.loader.sampling.sequences import count_unused_frames
 from tests.loader.clip_cases import Case, cases
-from tests.loader.plan_cases import Engine, Request, requests, sequence_settings
+from tests.loader.plan_cases import Request, batches_of, plans_of, requests
 
-Rows = list[list[tuple[int, int]]]  # (episode, start) of each row, batch by batch
+Row = list[tuple[int, int]]
+"""Episode and start of each clip in a row of batches."""
 
-
-def settings_of(request: Request) -> PlanSettings:
-    chosen = replace(request.settings, order="sequences")
-    return sequence_settings(chosen, request.case.spec.stride)
+FEW = st.integers(1, 3)
 
 
-def plans_of(request: Request) -> list[SequencePlan]:
-    """The plans of all shards; empty if "drop" leaves no batch."""
-    case, chosen = request.case, settings_of(request)
-    rows = request.num_shards * (chosen.batch_size or 1)
-    clips = len(case.clips())
-    too_few = chosen.is_even and clips < rows
-    plans = []
-    for index in range(request.num_shards):
-        given: Any = {"epoch": request.epoch, "shard": Shard(index, request.num_shards)}
-        if chosen.drops and clips and too_few:
-            with pytest.raises(ClipError, match="leaves no batch at all"):
-                SequencePlan(case.table, case.episodes, chosen, **given)
-        else:
-            plans.append(SequencePlan(case.table, case.episodes, chosen, **given))
-    return plans
+def of_sequences(request: Request, **changes: Any) -> Request:
+    settings = replace(request.settings, order="sequences", **changes)
+    if "num_cursors" not in changes:  # as loaders choose them
+        settings = replace(settings, num_cursors=settings.batch_size or 1, block_rows=1)
+    settings = replace(settings, is_resident=False, is_permuted=False)
+    return replace(request, settings=settings)
 
 
-def sequences_of(case: Case) -> list[list[tuple[int, int]]]:
+def sequences_of(case: Case) -> list[Row]:
     """The runs of consecutive clips."""
-    found: list[list[tuple[int, int]]] = []
+    found: list[Row] = []
     for episode, start in case.clips():
         if found and found[-1][-1] == (episode, start - case.spec.stride):
             found[-1].append((episode, start))
@@ -53,17 +44,37 @@ def sequences_of(case: Case) -> list[list[tuple[int, int]]]:
     return found
 
 
-def run(request: Request, plan: SequencePlan) -> tuple[Engine, Rows]:
-    engine = Engine.of(plan, request.case.episodes, request.case.spec).finish()
-    rows: Rows = [[] for _ in range(plan.num_cursors)]
-    expected = []
-    for batch in range(plan.num_batches):
-        size = plan.first_clip(batch + 1) - plan.first_clip(batch)
-        expected += [(batch, slot) for slot in range(size)]
-    assert engine.places == expected
-    for (_, slot), clip in zip(engine.places, engine.clips, strict=True):
-        rows[slot].append(clip)
-    return engine, rows
+def rows_of(plan: EpochPlan, stride: int) -> list[Row]:
+    """The clips of each row, after a check of `is_first` and `is_last`, and of the counts.
+
+    No batch has more rows than the one before it.
+    """
+    batches = batches_of(plan)
+    assert all(len(after) <= len(before) for before, after in pairwise(batches))
+    rows: list[Row] = [[] for _ in range(max(map(len, batches), default=0))]
+    flags: list[list[tuple[bool, bool]]] = [[] for _ in rows]
+    for number, batch in enumerate(batches):
+        columns = plan.columns(number)
+        assert [*columns] == ["is_first", "is_last"]
+        of_clips = zip(*(columns[name].tolist() for name in columns), strict=True)
+        for place, (clip, of_clip) in enumerate(zip(batch, of_clips, strict=True)):
+            rows[place].append(clip)
+            flags[place].append(of_clip)
+    for row, found in zip(rows, flags, strict=True):
+        continues = [after == (clip[0], clip[1] + stride) for clip, after in pairwise(row)]
+        firsts, lasts = [True, *(not c for c in continues)], [*(not c for c in continues), True]
+        assert found == [*zip(firsts, lasts, strict=True)]
+    num_firsts = sum(first for found in flags for first, _ in found)
+    if not plan.num_repeated:
+        assert plan.counts["sequences"] == num_firsts
+        assert plan.counts["num_interleaved"] == len(rows) or not rows
+    return rows
+
+
+def num_cut(rows: list[Row], case: Case) -> int:
+    """The rows that begin inside a sequence."""
+    firsts = {sequence[0] for sequence in sequences_of(case)}
+    return sum(row[0] not in firsts for row in rows if row)
 
 
 @given(requests())
@@ -77,17 +88,21 @@ def run(request: Request, plan: SequencePlan) -> tuple[Engine, Rows]:
 )
 def test_even_shards_cover_the_epoch(request: Request) -> None:
     last_batch = "drop" if request.settings.drops else "repeat"
-    request = replace(request, settings=replace(request.settings, last_batch=last_batch))
+    request = of_sequences(request, last_batch=last_batch)
     case, size, count = request.case, request.settings.batch_size or 1, request.num_shards
-    plans = plans_of(request)
+    plans = request.plans()
     together: Counter[tuple[int, int]] = Counter()
     for plan in plans:
-        engine, rows = run(request, plan)
-        assert len(engine.clips) == len(set(engine.clips)) == plan.num_clips
-        together.update(engine.clips)
+        rows = rows_of(plan, case.spec.stride)
+        clips = [clip for row in rows for clip in row]
+        assert len(clips) == plan.num_clips
+        assert len(clips) - len(set(clips)) <= plan.num_repeated <= 1
+        together.update(clips)
         lengths = [len(row) for row in rows]
         assert lengths == sorted(lengths, reverse=True)
         assert max(lengths, default=0) - min(lengths, default=0) <= 1
+        if not plan.num_repeated:
+            assert plan.counts["sequences_cut"] == num_cut(rows, case)
     if not plans:
         return
     every = case.clips()
@@ -95,87 +110,92 @@ def test_even_shards_cover_the_epoch(request: Request) -> None:
         sum(getattr(plan, name) for plan in plans) for name in ("num_dropped", "num_repeated")
     )
     assert together.total() + dropped == len(every) + repeated
-    clips = -(-len(every) // count)
+    num_clips = -(-len(every) // count)
     if request.settings.drops:
-        clips = len(every) // count // size * size
+        num_clips = len(every) // count // size * size
         assert max(together.values(), default=1) == 1
         assert not repeated
         assert set(together) <= set(every)
     else:
         assert set(together) == set(every)
         assert repeated < count
-    assert {plan.num_clips for plan in plans} == {clips}
-    assert {plan.num_batches for plan in plans} == {-(-clips // size)}
+    assert {plan.num_clips for plan in plans} == {num_clips}
+    assert {plan.num_batches for plan in plans} == {-(-num_clips // size)}
 
 
 @given(requests())
 def test_kept_sequences_are_not_cut_or_repeated(request: Request) -> None:
-    request = replace(request, settings=replace(request.settings, last_batch="keep"))
+    request = of_sequences(request, last_batch="keep")
     size, sequences = request.settings.batch_size or 1, sequences_of(request.case)
-    plans = plans_of(request)
+    plans = request.plans()
     together: Counter[tuple[int, int]] = Counter()
     loads = []
     for plan in plans:
-        engine, rows = run(request, plan)
-        together.update(engine.clips)
-        assert plan.num_cut == plan.num_repeated == 0
+        rows = rows_of(plan, request.case.spec.stride)
+        together.update(clip for row in rows for clip in row)
+        assert plan.counts["sequences_cut"] == plan.num_repeated == plan.num_dropped == 0
         assert [len(row) for row in rows] == sorted(map(len, rows), reverse=True)
         loads += [len(row) for row in rows]
         for sequence in sequences:
             assert any(set(sequence) <= set(row) for row in rows) or not any(
                 set(sequence) & set(row) for row in rows
             )
-    if not plans:
-        return
-    dropped = sum(plan.num_dropped for plan in plans)
     assert max(plan.num_batches for plan in plans) == plans[-1].num_batches
-    assert together.total() + dropped == sum(map(len, sequences))
-    assert max(together.values(), default=1) == 1
-    assert dropped == 0
+    assert together == Counter(request.case.clips())
     by_episode = Counter(episode for s in sequences for episode, _ in s)
     longest, rows_of_all = max(by_episode.values(), default=0), request.num_shards * size
     assert max(loads, default=0) <= sum(loads) / rows_of_all + longest
 
 
-@given(requests())
-def test_at_most_a_clip_and_a_chunk_per_row_are_resident(request: Request) -> None:
-    case, chosen = request.case, settings_of(request)
-    bound = resident_bounds(ClipStats.of(case.table, case.episodes), chosen)[0]
-    chunk = max(case.chunk_frames[episode] for episode in case.selected)
-    rows = chosen.batch_size or 1
-    assert bound <= rows * (case.spec.span + chunk - 1)
-    any_clips = ClipStats.of(case.table, case.episodes, any_clips=True, repeats=True)
-    assert bound <= resident_bounds(any_clips, chosen)[0]
-    for plan in plans_of(request):
-        run(request, plan)
-        assert plan.groups[0].max_resident_frames <= bound
-
-
-def test_clips_of_whole_chunks_keep_only_their_frames() -> None:
-    chosen = sequence_settings(PlanSettings(batch_size=4, order="sequences"), 16)
-    for length in (16, 12):
-        case = Case.of(ClipSpec(length, length), [640] * 9, 8)
-        assert (
-            SequencePlan(case.table, case.episodes, chosen).groups[0].max_resident_frames == 4 * 16
+@given(st.data(), requests())
+def test_other_shards_follow_what_is_left(data: st.DataObject, request: Request) -> None:
+    """Each clip comes once in all segments, whose rows follow what is left of sequences."""
+    request = of_sequences(request)
+    case, segments, earlier = request.case, list[EpochSegment](), Counter[tuple[int, int]]()
+    repeated, table, every = 0, case.table, set(case.clips())
+    for number in range(3):
+        settings = replace(request.settings, batch_size=data.draw(FEW))
+        settings = replace(settings, num_cursors=settings.batch_size or 1)
+        ranks, workers = data.draw(FEW), data.draw(FEW)
+        segment = EpochSegment(ranks, workers, 0, 1, settings)
+        try:
+            plans = plans_of(table, case.episodes, segment, epoch=request.epoch, number=number)
+        except ClipError:
+            assert settings.drops
+            return
+        of_ranks = [
+            sum(plan.num_batches for plan in plans[i : i + workers])
+            for i in range(0, len(plans), workers)
+        ]
+        batches = data.draw(st.integers(0, max(of_ranks)))
+        segment = replace(segment, batch=batches)
+        found = Counter[tuple[int, int]]()
+        for plan in plans:
+            rows_of(plan, case.spec.stride)
+            repeated += plan.num_repeated
+        for rank in range(ranks):
+            workers_batches = [batches_of(plan) for plan in plans[rank * workers :][:workers]]
+            turns = [
+                batch
+                for place in range(max(map(len, workers_batches)))
+                for of_worker in workers_batches
+                for batch in of_worker[place : place + 1]
+            ]
+            found.update(clip for batch in turns[:batches] for clip in batch)
+        earlier += found
+        segments.append(segment)
+        table = find_remaining(case.table, case.episodes, segments, epoch=request.epoch)
+        is_over = not table.num_clips
+        left = Counter(
+            zip(*(c.tolist() for c in table.locate(np.arange(table.num_clips))[:2]), strict=True)
         )
-
-
-@given(requests())
-@example(  # two sequences in one chunk, each in a shard
-    Request(Case((12,), (16,), ClipSpec(4), (0,), frozenset({(0, 4)})), PlanSettings(), 0, 2)
-)
-def test_chunks_are_read_twice_only_where_a_sequence_ends(request: Request) -> None:
-    spec = request.case.spec
-    if spec.stride < spec.span:
-        spec = replace(spec, stride=spec.span, phase=0)
-        request = replace(request, case=replace(request.case, spec=spec))
-    chunks: Counter[int] = Counter()
-    plans = plans_of(request)
-    for plan in plans:
-        chunks.update(run(request, plan)[0].chunks)
-    if not sum(plan.num_repeated for plan in plans):
-        ends = len(request.case.missing) + sum(plan.num_cut for plan in plans)
-        assert chunks.total() - len(chunks) <= ends
+        assert set(left.values()) <= {1}
+        assert (earlier - Counter(every)).total() <= repeated
+        assert len(set(left) & set(earlier)) <= repeated
+        assert is_over or set(left) | set(earlier) == every
+        if is_over:
+            assert settings.drops or set(earlier) == every
+            return
 
 
 @given(cases())
@@ -193,13 +213,12 @@ def test_unused_frames_are_counted(case: Case) -> None:
 
 def test_order_depends_on_seed_and_epoch_or_follows_the_table_without_shuffle() -> None:
     case = Case.of(ClipSpec(4, 4), [40] * 12, 8)
-    chosen = sequence_settings(PlanSettings(batch_size=2, order="sequences"), 4)
+    chosen = PlanSettings(batch_size=2, order="sequences", num_cursors=2, block_rows=1)
 
     def first_row(settings: PlanSettings, epoch: int = 0) -> list[int]:
-        plan = SequencePlan(case.table, case.episodes, settings, epoch=epoch)
-        clips = [work.clips for work in plan.rounds()]
-        row = [int(c.episode[0]) for c in clips]
-        return [row[0], *(b for a, b in pairwise(row) if a != b)]
+        plan = EpochPlan(case.table, case.episodes, settings, epoch=epoch)
+        row = [episode for episode, _ in rows_of(plan, 4)[0]]
+        return [row[0], *(after for episode, after in pairwise(row) if episode != after)]
 
     assert first_row(replace(chosen, shuffle=False)) == [0, 1, 2, 3, 4, 5]
     orders = [first_row(chosen), first_row(chosen, 1), first_row(replace(chosen, seed=1))]

@@ -55,21 +55,9 @@ class Purpose(IntEnum):
     """The uses of random numbers.
 
     Each has keys of its own, so that no two draws use one number. Each is used in one place.
+    Numbers of removed purposes stay unused.
     """
 
-    SEGMENT = 1  # of an epoch: its order
-    CUTS = 2
-    RUN_ORDER = 3
-    RUN_PARTS = 4
-    RUN_OFFSETS = 5
-    BLOCK_ORDER = 6
-    BLOCK_NAMES = 7
-    SECTION_ORDER = 8
-    SECTION_BEGINS = 9
-    PLACES_IN_SECTION = 10
-    PLACES_IN_BLOCK = 11
-    SEQUENCE_ORDER = 12
-    SHARD_ORDER = 13
     PHASES = 14
     LONGER_EPOCHS = 15
     EXTRA_ORDER = 16
@@ -89,18 +77,6 @@ class Purpose(IntEnum):
     MIX_SWAPS = 30
     MIX_BATCHES = 31
     MIX_SEEDS = 32
-    PASS_ORDER = 33
-    PASS_TIMES = 34
-    PASS_SHARDS = 35
-    PASS_PLACES = 36
-    SHARD_PLACES = 37
-    BATCH_ORDER = 38
-    COST_GROUPS = 39
-    COST_STRATA = 40
-    COST_RUNS = 41
-    SHARE_PHASES = 42
-    PLACES_IN_PHASE = 43
-    TURNED_SHARES = 44
     EPISODE_ORDER = 45
     SHARE_BEGINS = 46
     SHARE_SHARDS = 47
