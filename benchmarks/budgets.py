@@ -32,7 +32,7 @@ import seqrecord
 from seqrecord import Budget, SeqRecordPipe, SeqRecordWriter
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.planning import plan_clips
+from seqrecord.loader.pipes.view_order import plan_clips
 from seqrecord.loader.sampling.runs import Shard
 
 __all__ = ["CASES", "Case", "Use", "measure", "measure_plans", "planning_seconds", "write"]

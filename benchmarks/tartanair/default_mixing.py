@@ -374,7 +374,7 @@ def measured(case: Case, planned: PlannedEpoch) -> Mixing:
 def _plan_memory(
     case: Case, job: Job, table: ClipTable, layout: EpisodeLayout, seed: int
 ) -> MemoryPlan:
-    """The settings that `seqrecord.loader.pipes.planning.Planner` chooses for such a dataset."""
+    """The settings that a `loader.pipes.view_order.ViewOrder` chooses for such a dataset."""
     num_frames, num_groups = int(layout.num_frames.sum()), len(case.groups)
 
     def request_of(num_shards: int) -> MemoryRequest:

@@ -188,7 +188,7 @@ def _source(mix: MixLoader, number: int, source: SourceLoader) -> MixSourceSumma
         source.name,
         dataset.url,
         float(mix.planner.schedule.shares(0)[source.name]),
-        source.planner.clips(0).num_clips,
+        source.order.clips(0).num_clips,
         len(view.episode_rows),
         int(contents.index.num_frames[view.episode_rows].sum()),
         view.left_out,

@@ -10,7 +10,7 @@ from seqrecord.loader.frames.array_specs import clip_nbytes
 from seqrecord.loader.mixing.mixed_batches import MixedBatches
 from seqrecord.loader.mixing.sources import SourceLoader
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.planning import Planner
+from seqrecord.loader.pipes.view_order import ViewOrder
 from seqrecord.loader.sampling.frame_sizes import CONSUMER, PREFETCH, usual_limit
 from seqrecord.loader.sampling.mix_memory import share_out
 from seqrecord.loader.sampling.settings_choice import SettingsRequest
@@ -50,7 +50,7 @@ class MixMemory:
             nbytes = clip_nbytes(loader.view.batch_arrays, loader.view.lengths)
             weights[name] = float(shares[name]) * max(1, nbytes)
         batch_bytes = sum(size * one.clip_bytes for one in batches)
-        requests = {name: loader.planner.memory_request() for name, loader in loaders.items()}
+        requests = {name: loader.order.memory_request() for name, loader in loaders.items()}
         return cls(options.memory_limit, batch_bytes, requests, weights)
 
     def division(self, num_workers: int) -> tuple[int, dict[str, int]]:
@@ -76,7 +76,7 @@ class SourceLimits:
         return self.memory.division(num_workers)[1][name]
 
 
-def most_bytes(planner: Planner, num_shards: int) -> int:
+def most_bytes(order: ViewOrder, num_shards: int) -> int:
     """The greatest memory of any epoch for a source with `num_shards` shards, in bytes."""
-    division = planner.plan_memory(num_shards).division
+    division = order.plan_memory(num_shards).division
     return division.nbytes(division.memory)

@@ -151,8 +151,8 @@ class MixLoader:
             for dataset in datasets
         }
         self._sources = list(self.loaders.values())
-        self.planners = tuple(source.planner for source in self._sources)
-        self.planner = MixPlanner(self.planners, schedule, options, stop, eras, alternate)
+        self.orders = tuple(source.order for source in self._sources)
+        self.planner = MixPlanner(self.orders, schedule, options, stop, eras, alternate)
         numbered = dict(enumerate(self._sources))
         alike = [dict([item]) for item in numbered.items()] if alternate else [numbered]
         self.tasks = TaskNumbers.of(formed, features) if form.number_tasks else None
@@ -173,8 +173,8 @@ class MixLoader:
         limits.memory = self._memory
         self._done = {name: SourceStats() for name in views}  # in the last iteration
         self.prefetch, _ = self._memory.division(1)
-        for planner in self.planners:
-            planner.plan_memory(1)  # a limit that is too small is an error here and now
+        for order in self.orders:
+            order.plan_memory(1)  # a limit that is too small is an error here and now
 
     def shared_arguments(self, epoch: int) -> dict[str, Any]:
         """See `Loader`."""
@@ -281,7 +281,7 @@ class MixLoader:
         in_worker = get_worker_info() is not None
         num_batches = CONSUMER + (1 if in_worker else self.prefetch)
         if device is None:
-            nbytes = sum(most_bytes(planner, plan.shard.count) for planner in self.planners)
+            nbytes = sum(most_bytes(order, plan.shard.count) for order in self.orders)
             check_machine(nbytes + num_batches * self._memory.batch_bytes, "a mix")
         where = None if device is None else device.device
         needs = BufferNeeds((), {}, {}, self.batch_size, num_batches, where, in_worker)

@@ -21,7 +21,7 @@ def rows_of_mix(mix: MixLoader, plan: MixPlan, number: int) -> Clip:
         stop, loader = clip + int((source == place).sum()), loaders[place]
         while clip < stop:
             epoch, num_clips_before = loader.view.samples.epoch_of(clip, plan.shard.count)
-            epoch_plan = loader.planner.plan(epoch, plan.shard)
+            epoch_plan = loader.order.plan(epoch, plan.shard)
             start = clip - num_clips_before
             clips = epoch_plan.clips_between(
                 start, min(stop - num_clips_before, epoch_plan.num_clips)

@@ -12,7 +12,7 @@ import numpy as np
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.mixing.weights import Era, Phase, WeightSchedule, era_of
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.planning import Planner
+from seqrecord.loader.pipes.view_order import ViewOrder
 from seqrecord.loader.sampling.epoch_plans import EpochPlan
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import Shard
@@ -98,15 +98,15 @@ class MixPlanner:
     """Plans the epochs of a mix. Picklable.
 
     Attributes:
-        planners: the planner of each source.
+        orders: the order of each source.
         schedule: the weights of the sources by epoch.
         options: the arguments of the mix.
         stop: the end of an epoch.
-        eras: the sizes of the sources; the last one is that of `planners`.
+        eras: the sizes of the sources; the last one is that of `orders`.
         alternate: whether each batch comes from a single source.
     """
 
-    planners: Sequence[Planner]
+    orders: Sequence[ViewOrder]
     schedule: WeightSchedule
     options: LoaderOptions
     stop: StoppingStrategy
@@ -163,7 +163,7 @@ class MixPlanner:
         """The clips that each source has returned to a shard before the last of these phases."""
         worker = shard.index % shard.workers
         known = self._given.setdefault(
-            (shard.count, shard.workers, worker), [np.zeros(len(self.planners), np.int64)]
+            (shard.count, shard.workers, worker), [np.zeros(len(self.orders), np.int64)]
         )
         for number in range(len(known), len(phases)):
             following = phases[number]
@@ -194,7 +194,7 @@ class MixPlanner:
         for number, given in enumerate(np.max(returned, axis=0).tolist()):
             epoch = -(-given // max(1, -(-earlier.sizes[number].clips // shard.count)))
             if era is self.eras[-1]:
-                samples = self.planners[number].view.samples
+                samples = self.orders[number].view.samples
                 starts.append(samples.clips_before(epoch, shard.count))
             else:
                 starts.append(epoch * max(1, -(-era.sizes[number].clips // shard.count)))

@@ -17,13 +17,13 @@ from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.mixing.planning import MixPlan
 from seqrecord.loader.mixing.weights import SourceSize
 from seqrecord.loader.pipes.budget_costs import SampleCosts
-from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions
-from seqrecord.loader.pipes.planning import Planner, plan_clips
 from seqrecord.loader.pipes.source_states import has_fewer
 from seqrecord.loader.pipes.states import SourceState
 from seqrecord.loader.pipes.view import View
+from seqrecord.loader.pipes.view_loader import ViewLoader
+from seqrecord.loader.pipes.view_order import ViewOrder, plan_clips
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import raise_if
@@ -216,7 +216,7 @@ class SourceRun:
         while clip < stop:
             with naming_source(source.name):
                 epoch, first = source.view.samples.epoch_of(clip, shard.count, channel.check_open)
-            plan = source.planner.plan(epoch, shard)
+            plan = source.order.plan(epoch, shard)
             self.stats.add(duplicate_clips=plan.num_repeated)
             self.stats.num_interleaved = plan.num_cursors
             draws = self.order.draws(self.number, first, plan)
@@ -231,7 +231,7 @@ class SourceRun:
         channel.fill(batch, count)
 
 
-class SourceLoader(ClipLoader):
+class SourceLoader(ViewLoader):
     """Plans and executes the epochs of a source; the mix owns the batches.
 
     Args:
@@ -239,7 +239,7 @@ class SourceLoader(ClipLoader):
         view: its clips, with the seed and the steps of the mix.
         mix: the options of the mix.
         batch_size: approximate number of its clips in a batch.
-        limit_in, machine_part: see `Planner`.
+        limit_in, machine_part: see `ViewOrder`.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class SourceLoader(ClipLoader):
             rank=mix.rank,
             device=mix.device,
         )
-        super().__init__(Planner.of(view, options, limit_in, machine_part))
+        super().__init__(ViewOrder.of(view, options, limit_in, machine_part))
         self.name = dataset.name
 
     def count(self, times_without_frame: int) -> None:

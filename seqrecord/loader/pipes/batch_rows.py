@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from seqrecord.errors import StateError
 from seqrecord.loader.pipes.collating import make_numpy
-from seqrecord.loader.pipes.epoch_loaders import Loader, continued, has_batches_of
+from seqrecord.loader.pipes.growing_loader import Loader, continued, has_batches_of
 from seqrecord.loader.pipes.options import MOST_RANKS
 from seqrecord.loader.pipes.states import Clip, Segments, State
 from seqrecord.loader.sampling.elastic import items_of_workers

@@ -26,7 +26,7 @@ from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.pipes.clip_windows import Windows, enumerate_windows, find_windows
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.options import ClipOptions
-from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
+from seqrecord.loader.pipes.view_episodes import ViewEpisodes
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.tables.grids import distinct
 from seqrecord.store.tables.table_places import EpisodeNames
@@ -36,7 +36,7 @@ from seqrecord.store.units import raise_if
 
 def samples_of_table(
     options: ClipOptions, dataset: Dataset, selected: IntArray
-) -> tuple[SelectedEpisodes, Samples]:
+) -> tuple[ViewEpisodes, Samples]:
     """The samples in a request's table, and the selected episodes that have some."""
     if options.lists_frames:
         return _of_lists(options, dataset, selected)
@@ -68,21 +68,21 @@ def _names(dataset: Dataset) -> EpisodeNames:
 
 def _of_lists(
     options: ClipOptions, dataset: Dataset, selected: IntArray
-) -> tuple[SelectedEpisodes, Samples]:
+) -> tuple[ViewEpisodes, Samples]:
     """The samples in a table of frame lists."""
     names, missing = _names(dataset), missing_frames(dataset.contents)
     columns = sample_columns(options.table, names)
     selected, lists, row, own, lacking = read_frame_lists(columns, names, missing, selected)
     windows = find_windows(options, dataset, selected, lists)
     none = empty_clips(options.spec, np.arange(len(lists)), num_incomplete=lacking)
-    episodes = SelectedEpisodes(dataset, windows, selected, lists, len(columns["episode"]))
+    episodes = ViewEpisodes(dataset, windows, selected, lists, len(columns["episode"]))
     samples = Samples.of(none, episodes, lists.owner, lists.start, own, row)
     return episodes, samples
 
 
 def _of_segments(
     options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
-) -> tuple[SelectedEpisodes, Samples]:
+) -> tuple[ViewEpisodes, Samples]:
     """The samples of all clips inside segments that lack no feature."""
     reaches = _windows_of_starts(options, dataset, selected, columns).extents(selected)
     names, count = _names(dataset), len(columns["episode"])
@@ -113,7 +113,7 @@ def _of_starts(
     columns: Mapping[str, pa.Array],
     table_row: IntArray | None = None,
     stops: IntArray | None = None,
-) -> tuple[SelectedEpisodes, Samples]:
+) -> tuple[ViewEpisodes, Samples]:
     """A table's samples (starts) that lack no feature.
 
     `table_row` is as for `read_samples`. The frames of each clip must be before the `stops` of
@@ -124,7 +124,7 @@ def _of_starts(
     episode, start, own = read_samples(columns, _names(dataset), reaches, table_row)
     row, is_selected = np.arange(len(episode)), np.isin(episode, selected)
     selected = distinct(episode[is_selected])
-    episodes = SelectedEpisodes(dataset, windows, selected, num_rows=len(row), stops=stops)
+    episodes = ViewEpisodes(dataset, windows, selected, num_rows=len(row), stops=stops)
     clips, whole = ClipKeys(episode, start, row * COPIES, row), np.zeros(len(row), np.bool_)
     complete = episodes.complete(windows.dilations)
     for dilation, are_complete in zip(windows.dilations, complete, strict=True):
@@ -140,7 +140,7 @@ def _of_starts(
 
 def _of_episodes(
     options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
-) -> tuple[SelectedEpisodes, Samples]:
+) -> tuple[ViewEpisodes, Samples]:
     """All clips of a table's episodes, each with the columns of its episode."""
     index, names, count = dataset.contents.index, _names(dataset), len(columns["episode"])
     first = {"start": pa.array(np.zeros(count, np.int64))}  # a frame that every episode has
@@ -158,7 +158,7 @@ def _of_episodes(
         name: ComputedValues(partial(_of_episode, column, row), *value_form(column))
         for name, column in own.items()
     }
-    episodes = SelectedEpisodes(dataset, windows, selected, num_rows=count)
+    episodes = ViewEpisodes(dataset, windows, selected, num_rows=count)
     clips = enumerate_windows(windows, dataset, selected, options.spec)
     samples = Samples(clips, episodes, values, episode_order=row)
     return episodes, samples

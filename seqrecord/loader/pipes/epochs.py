@@ -14,9 +14,9 @@ from seqrecord.errors import ClipError, SeqRecordError, StateError
 from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.loader.pipes.epoch_loaders import (
+from seqrecord.loader.pipes.growing_loader import (
     AnyPlan,
-    EpochLoaders,
+    GrowingLoader,
     Loader,
     continued,
 )
@@ -37,7 +37,7 @@ class Epochs:
     """
 
     def __init__(self, loader: Loader) -> None:
-        self._loaders = EpochLoaders(loader)
+        self._loaders = GrowingLoader(loader)
         self._position = State()  # where the next iteration begins, or the last one began
         self._is_begun = False  # the position, by an iteration of this process or by workers
         self._num_workers = 0  # that have begun it
@@ -177,7 +177,7 @@ class Epochs:
             expected, got = "a call between epochs", f"a position in epoch {self._next.epoch}"
             raise StateError("set_samples inside an epoch", expected=expected, got=got)
         self._use_of_workers()  # the normalization of a state stays, although samples change
-        self._loaders = EpochLoaders(make(), self._next.epoch)
+        self._loaders = GrowingLoader(make(), self._next.epoch)
         self._go_to(self._next)  # the end of an epoch of other samples is no position
         self._workers.publish(self._position, is_new_state=True)
 
@@ -366,7 +366,7 @@ class Epochs:
         workers, but not its position.
         """
         if (state := self._of_workers.take()) is not None:
-            saved, shard = State.parse(state), self.loader.planners[0].ranks.shard()
+            saved, shard = State.parse(state), self.loader.orders[0].ranks.shard()
             loaders = self._loaders.of_state(saved, is_inside=True)
             self._loaders = loaders.normalized_by(saved)
             self._loaders.keep_settings(saved, shard.count)
@@ -446,7 +446,7 @@ def _warn_of_new_workers(loader: Loader) -> None:
     """Warn if new workers decode frames that persistent workers would keep."""
     info = get_worker_info()
     assert info is not None
-    if any(planner.decodes_once(info.num_workers) for planner in loader.planners):
+    if any(order.decodes_once(info.num_workers) for order in loader.orders):
         warn_once(
             "new worker processes decode all frames again in every epoch, and the frames fit into "
             "memory_limit: DataLoader(…, persistent_workers=True) keeps them"

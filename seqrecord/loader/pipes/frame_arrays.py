@@ -26,10 +26,10 @@ from seqrecord.loader.frames.array_specs import (
     mask_name,
     unchanged_values,
 )
+from seqrecord.loader.pipes.epoch_samples import EpochSamples
 from seqrecord.loader.pipes.option_values import FrameTransform, Ragged
 from seqrecord.loader.pipes.options import ClipOptions
-from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
-from seqrecord.loader.pipes.sample_epochs import SampleEpochs
+from seqrecord.loader.pipes.view_episodes import ViewEpisodes
 from seqrecord.store.schema import Schema
 from seqrecord.store.tables.grids import distinct
 from seqrecord.store.text import repr_of
@@ -58,9 +58,7 @@ class FrameArrays(NamedTuple):
     unchanged: frozenset[str] = frozenset()
 
 
-def find_arrays(
-    options: ClipOptions, episodes: SelectedEpisodes, samples: SampleEpochs
-) -> FrameArrays:
+def find_arrays(options: ClipOptions, episodes: ViewEpisodes, samples: EpochSamples) -> FrameArrays:
     """The arrays of a request's frames. Calls `frame_transform` twice with the first frame.
 
     Raises `ClipError` for a feature that `ragged` cannot convert.
@@ -80,8 +78,8 @@ def find_arrays(
 def _of_transform(
     frame_transform: FrameFunction | FrameTransform,
     ragged: Ragged,
-    episodes: SelectedEpisodes,
-    samples: SampleEpochs,
+    episodes: ViewEpisodes,
+    samples: EpochSamples,
     stored: Mapping[str, ArraySpec],
 ) -> FrameArrays:
     """The arrays with the results of `frame_transform`."""

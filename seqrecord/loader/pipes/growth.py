@@ -10,21 +10,21 @@ from seqrecord.loader.clips.sample_tables import table_columns
 from seqrecord.loader.clips.segments import Segments
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.planning import Planner, of_selected
 from seqrecord.loader.pipes.states import SourceState
 from seqrecord.loader.pipes.view import View
+from seqrecord.loader.pipes.view_order import ViewOrder, of_selected
 from seqrecord.store.tables.arrow_tables import TableLike
 
 
-def planner_of_state(planner: Planner, source: SourceState) -> Planner:
-    """The planner of the episodes and samples of a state that has fewer: itself, unless the data
+def order_of_state(order: ViewOrder, source: SourceState) -> ViewOrder:
+    """The order of the episodes and samples of a state that has fewer: itself, unless the data
     have grown.
     """
-    view, options = view_of_state(planner.view, planner.options, source)
-    if view is planner.view:
-        return planner
-    earlier = Planner.of(view, options, planner.limit_in, planner.machine_part)
-    return earlier.with_shuffle(planner.settings.shuffle)
+    view, options = view_of_state(order.view, order.options, source)
+    if view is order.view:
+        return order
+    earlier = ViewOrder.of(view, options, order.limit_in, order.machine_part)
+    return earlier.with_shuffle(order.settings.shuffle)
 
 
 def view_of_state(

@@ -19,10 +19,10 @@ from seqrecord.loader.pipes.frame_arrays import bytes_by_group
 from seqrecord.loader.pipes.machine_memory import check_machine, spare_memory
 from seqrecord.loader.pipes.needed_pieces import needed_in
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.planning import Planner, plan_clips
 from seqrecord.loader.pipes.resident_frames import SMALL, can_stay
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.pipes.view import View
+from seqrecord.loader.pipes.view_order import ViewOrder, plan_clips
 from seqrecord.loader.reading.chunk_store import ChunkStore, Pieces
 from seqrecord.loader.reading.mapped_frames import mapped_frames
 from seqrecord.loader.sampling.epoch_plans import EpochPlan
@@ -62,7 +62,7 @@ class SettledMemory(NamedTuple):
 
 
 def settle(
-    planner: Planner,
+    order: ViewOrder,
     fitted: EpochMemory,
     plan: EpochPlan,
     segments: Segments,
@@ -75,27 +75,27 @@ def settle(
 
     Raises `MemoryLimitError` for more than this machine has; a mix checks its sources together.
     """
-    memory = _arenas(planner, fitted, on_device=on_device, in_worker=in_worker)
+    memory = _arenas(order, fitted, on_device=on_device, in_worker=in_worker)
     settled = SettledMemory(memory, fitted.division.nbytes(memory))
     if fitted.stays:
-        settled = settled._replace(rows=planner.staying_rows(plan.shard, segments, fitted.settings))
-    elif not on_device and mapped_frames(planner.view.dataset.contents):
-        settled = settled._replace(small_rows=_small_rows(planner.view, plan, memory))
-    if isinstance(planner.view.dataset.contents.storage, ChunkStore):
-        settled = _with_store(planner, fitted.division, plan, settled)
-    if not on_device and planner.limit_in is None:
-        check_machine(settled.nbytes, planner.view.dataset.url)
+        settled = settled._replace(rows=order.staying_rows(plan.shard, segments, fitted.settings))
+    elif not on_device and mapped_frames(order.view.dataset.contents):
+        settled = settled._replace(small_rows=_small_rows(order.view, plan, memory))
+    if isinstance(order.view.dataset.contents.storage, ChunkStore):
+        settled = _with_store(order, fitted.division, plan, settled)
+    if not on_device and order.limit_in is None:
+        check_machine(settled.nbytes, order.view.dataset.url)
     return settled
 
 
-def _arenas(planner: Planner, fitted: EpochMemory, *, on_device: bool, in_worker: bool) -> Memory:
+def _arenas(order: ViewOrder, fitted: EpochMemory, *, on_device: bool, in_worker: bool) -> Memory:
     """Arena rows, batches in flight and loads."""
-    view, made = planner.view, planner.view.batch_arrays
+    view, made = order.view, order.view.batch_arrays
     memory = fitted.division.memory
     if in_worker and view.dataset.contents.chunks.is_local:
         # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
         memory = replace(memory, prefetch=1)
-    has_batches = not on_device and planner.limit_in is None  # on the host, and not of a mix
+    has_batches = not on_device and order.limit_in is None  # on the host, and not of a mix
     are_alike = all(FORMS[spec.value_kind].is_stacked for spec in made.values())
     if fitted.settings.batch_size is None and has_batches and are_alike:
         clip = max(1, clip_nbytes(made, view.lengths))
@@ -130,7 +130,7 @@ def _small_rows(view: View, plan: EpochPlan, memory: Memory) -> dict[int, FrameR
 
 
 def _with_store(
-    planner: Planner, division: MemoryDivision, plan: EpochPlan, settled: SettledMemory
+    order: ViewOrder, division: MemoryDivision, plan: EpochPlan, settled: SettledMemory
 ) -> SettledMemory:
     """Add the memory for a store of remote chunks. There is none beside frames that stay: these are
     loaded once.
@@ -139,10 +139,10 @@ def _with_store(
     Then arenas are reduced for all bytes that the plan needs.
     """
     memory, nbytes, rows = settled.memory, settled.nbytes, settled.rows
-    pieces: Pieces = {} if rows else needed_in(planner.view, plan)
+    pieces: Pieces = {} if rows else needed_in(order.view, plan)
     wanted = sum(int((stop - start).sum()) for start, stop in pieces.values())
-    limit = planner.limit(plan.shard.count)
-    room = max(0, limit - _bytes_beside_store(planner, memory, nbytes))
+    limit = order.limit(plan.shard.count)
+    room = max(0, limit - _bytes_beside_store(order, memory, nbytes))
     if room < wanted <= limit and plan.num_clips <= MOST_CLIPS:
         cursors = max(1, plan.num_cursors)
         num_rows = tuple(
@@ -151,21 +151,21 @@ def _with_store(
         )
         memory = replace(memory, num_rows=num_rows)
         nbytes = division.nbytes(memory)
-        room = max(0, limit - _bytes_beside_store(planner, memory, nbytes))
-    room = min(0 if rows else room, spare_memory(nbytes, planner.machine_part))
+        room = max(0, limit - _bytes_beside_store(order, memory, nbytes))
+    room = min(0 if rows else room, spare_memory(nbytes, order.machine_part))
     pieces = pieces if room else {}
     return settled._replace(memory=memory, nbytes=nbytes, store_bytes=room, pieces=pieces)
 
 
-def _bytes_beside_store(planner: Planner, memory: Memory, nbytes: int) -> int:
+def _bytes_beside_store(order: ViewOrder, memory: Memory, nbytes: int) -> int:
     """The bytes of a run beside a store of remote chunks.
 
     Loads of raw frames are read ahead into the store, so it has their memory, too.
     """
-    view = planner.view
+    view = order.view
     in_slices = all(page_kind(spec).in_slices for spec in view.dataset.features.values())
     is_read_ahead = view.transform is None and in_slices
-    return nbytes - is_read_ahead * memory.max_read_ahead * planner.sizes.chunk
+    return nbytes - is_read_ahead * memory.max_read_ahead * order.sizes.chunk
 
 
 def predict_memory(dataset: Dataset, options: LoaderOptions, *, workers: int = 0) -> int:
@@ -176,10 +176,10 @@ def predict_memory(dataset: Dataset, options: LoaderOptions, *, workers: int = 0
 
     Raises `MemoryLimitError` if the limit is too small.
     """
-    planner = plan_clips(dataset, options)
+    order = plan_clips(dataset, options)
     count = (options.rank or (0, 1))[1] * max(1, workers)
-    fitted = planner.plan_memory(count, workers=max(1, workers))
-    memory = _arenas(planner, fitted, on_device=False, in_worker=workers > 0)
+    fitted = order.plan_memory(count, workers=max(1, workers))
+    memory = _arenas(order, fitted, on_device=False, in_worker=workers > 0)
     return max(1, workers) * fitted.division.nbytes(memory)
 
 
@@ -209,7 +209,7 @@ class RunNotices:
             )
 
     def decoding(
-        self, planner: Planner, num_shards: int, stats: EngineStats, *, stay: bool
+        self, order: ViewOrder, num_shards: int, stats: EngineStats, *, stay: bool
     ) -> None:
         """Log, as a second epoch begins, that each epoch decodes its frames again, unless they
         `stay` in memory.
@@ -219,7 +219,7 @@ class RunNotices:
         last, self._last_stats = self._last_stats, stats
         if last is None or not last.frames_decoded or stay or self._is_decoding_noted:
             return
-        view = planner.view
+        view = order.view
         dataset, cache = view.dataset, frame_reader(view.dataset)
         is_filled = cache is not None and cache.is_filling
         is_any_costly = any(map(is_costly, dataset.features.values()))
@@ -229,7 +229,7 @@ class RunNotices:
         remedies = ["frame_cache= decodes them once per dataset"]
         if cache is not None:
             remedies = ["a larger limit of frame_cache"]
-        if planner.limit_in is None and (limit := planner.limit_to_stay(num_shards)):
+        if order.limit_in is None and (limit := order.limit_to_stay(num_shards)):
             remedies.insert(0, f"memory_limit={limit} ({format_size(limit)}) keeps them in memory")
         count = max(last.frames_decoded, last.video_frames_decoded)
         _logger.info(

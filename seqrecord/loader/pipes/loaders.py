@@ -22,11 +22,11 @@ from seqrecord.loader.pipes.callers import (
     is_batched_again,
     is_stateful,
 )
-from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.epochs import Epochs
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
-from seqrecord.loader.pipes.planning import plan_clips
 from seqrecord.loader.pipes.states import Clip
+from seqrecord.loader.pipes.view_loader import ViewLoader
+from seqrecord.loader.pipes.view_order import plan_clips
 from seqrecord.loader.sampling.epoch_plans import EpochPlan
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
@@ -67,7 +67,7 @@ class EpochStream:
         batches = self._epochs.loader_in(epoch)
         shards = [self._shard()]
         if loader is not None and loader.num_workers and get_worker_info() is None:
-            shards = batches.planners[0].ranks.current().divided(loader.num_workers)
+            shards = batches.orders[0].ranks.current().divided(loader.num_workers)
         lengths = [batches.plan(epoch, shard).num_batches for shard in shards]
         if loader is not None and len(shards) > 1 and (size := loader.batch_size) is not None:
             # The DataLoader divides the sum by its batch size; its workers round by themselves.
@@ -240,7 +240,7 @@ class EpochStream:
     @property
     def num_ranks(self) -> int:
         """The number of ranks that share an epoch."""
-        return self._epochs.loader.planners[0].ranks.current().count
+        return self._epochs.loader.orders[0].ranks.current().count
 
     def shared_position(self) -> dict[str, Any]:
         """Return the position and the inputs of the order that all ranks share, for `check_ranks`.
@@ -250,7 +250,7 @@ class EpochStream:
         return self._epochs.shared_position(self._shard())
 
     def _shard(self) -> Shard:
-        return self._epochs.loader.planners[0].ranks.shard()
+        return self._epochs.loader.orders[0].ranks.shard()
 
 
 class StreamingLoader(EpochStream):
@@ -269,7 +269,7 @@ class StreamingLoader(EpochStream):
             location: local path or URL, or a dataset from `seqrecord.open`.
         """
         super().__init__()
-        self._epochs = Epochs(ClipLoader(plan_clips(location, options)))
+        self._epochs = Epochs(ViewLoader(plan_clips(location, options)))
 
     @classmethod
     def from_options(cls, location: DatasetLike, options: LoaderOptions) -> Self:
@@ -311,8 +311,8 @@ class StreamingLoader(EpochStream):
         """
         epoch = self._epochs.current
         loader = self._epochs.loader_in(epoch)
-        assert isinstance(loader, ClipLoader)
-        return loader.planner.clips(epoch)
+        assert isinstance(loader, ViewLoader)
+        return loader.order.clips(epoch)
 
     @property
     def num_clips(self) -> int:
@@ -327,16 +327,16 @@ class StreamingLoader(EpochStream):
         """
         return self._loader.view.compute_statistics(**options)
 
-    def _fill_rows(self, loader: ClipLoader, plan: EpochPlan, first: int, last: int) -> Clip:
+    def _fill_rows(self, loader: ViewLoader, plan: EpochPlan, first: int, last: int) -> Clip:
         begin, end = map(plan.first_clip, (first, last))
         clips = plan.clips_between(begin, end).keys
         rows, _ = loader.columns(clips, plan.epoch, plan.draws, planned=True)
         return rows | {n: torch.from_numpy(values) for n, values in plan.columns(first).items()}
 
     @property
-    def _loader(self) -> ClipLoader:
+    def _loader(self) -> ViewLoader:
         loader = self._epochs.loader
-        assert isinstance(loader, ClipLoader)
+        assert isinstance(loader, ViewLoader)
         return loader
 
     def __repr__(self) -> str:
@@ -387,7 +387,7 @@ class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
                 expected="StatefulDataLoader(SeqRecordIterableDataset(…)), with the same arguments",
                 got=f"StatefulDataLoader({type(self).__name__}(…))",
             )
-        self._loader.planner.ranks.current()  # an error is better here than in a worker
+        self._loader.order.ranks.current()  # an error is better here than in a worker
         self._epochs.announce()
         return self
 
@@ -412,6 +412,6 @@ class SeqRecordIterableDataset(StreamingLoader, IterableDataset[Clip]):
     """
 
 
-def loader_of(streaming: StreamingLoader) -> ClipLoader:
+def loader_of(streaming: StreamingLoader) -> ViewLoader:
     """The loader that plans and runs a stream's epochs."""
     return streaming._loader

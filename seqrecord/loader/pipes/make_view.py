@@ -19,6 +19,7 @@ from seqrecord.loader.engine.arena import FORMS, stacked
 from seqrecord.loader.frames.array_specs import ArraySpec, bind_schema
 from seqrecord.loader.pipes.columns import NO_DRAWS, ClipEpisodes
 from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.epoch_samples import EpochSamples
 from seqrecord.loader.pipes.frame_arrays import (
     FrameArrays,
     bytes_by_group,
@@ -28,9 +29,8 @@ from seqrecord.loader.pipes.frame_arrays import (
 from seqrecord.loader.pipes.option_values import FrameCache
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.registered_columns import ImageColumns, find_maker
-from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_samples, complete_clips
-from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.pipes.view import View
+from seqrecord.loader.pipes.view_episodes import ViewEpisodes, checked_samples, complete_clips
 from seqrecord.loader.reading.chunk_store import with_chunk_store
 from seqrecord.store.areas import FRAME_CACHE, load_entry
 from seqrecord.store.format.page_kinds import page_kind
@@ -165,8 +165,8 @@ def _warn_of_values(dataset: Dataset, selected: IntArray) -> None:
 
 def _view(
     options: ClipOptions,
-    episodes: SelectedEpisodes,
-    epochs: SampleEpochs,
+    episodes: ViewEpisodes,
+    epochs: EpochSamples,
     arrays: FrameArrays,
     left_out: str,
 ) -> View:
@@ -353,8 +353,8 @@ def _with_functions(options: ClipOptions, view: View) -> View:
 
 
 def _episode_table(
-    episodes: SelectedEpisodes,
-    epochs: SampleEpochs,
+    episodes: ViewEpisodes,
+    epochs: EpochSamples,
     stored: Mapping[str, ArraySpec],
     *,
     has_transform: bool,

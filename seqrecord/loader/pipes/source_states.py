@@ -1,4 +1,4 @@
-"""The saved state of a planner's order, and its comparison with the planner."""
+"""The saved state of a order's order, and its comparison with the order."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from seqrecord.errors import StateError
-from seqrecord.loader.pipes.planning import Planner, SavedSettings
 from seqrecord.loader.pipes.states import Json, Segments, SourceState, State, check_same
 from seqrecord.loader.pipes.view import View
+from seqrecord.loader.pipes.view_order import SavedSettings, ViewOrder
 from seqrecord.store.text import repr_of
 
 _COMPARED = "shuffle", "seed", "last_batch", "order"
@@ -16,13 +16,13 @@ _COMPARED = "shuffle", "seed", "last_batch", "order"
 
 
 def source_state(
-    planner: Planner, num_shards: int, epoch: int = 0, segments: Segments = ()
+    order: ViewOrder, num_shards: int, epoch: int = 0, segments: Segments = ()
 ) -> SourceState:
     """The order settings for epochs with `num_shards` shards, and for the rest of one."""
-    rest = planner.find_settings(num_shards, epoch, segments) if segments else None
-    request = {**planner.request, "samples": _samples(planner, epoch)}
-    settings = planner.find_settings(num_shards)
-    view = planner.view
+    rest = order.find_settings(num_shards, epoch, segments) if segments else None
+    request = {**order.request, "samples": _samples(order, epoch)}
+    settings = order.find_settings(num_shards)
+    view = order.view
     return SourceState(
         settings,
         request,
@@ -44,7 +44,7 @@ def has_fewer(source: SourceState, view: View) -> bool:
 
 
 def saved_settings(source: SourceState, state: State) -> SavedSettings:
-    """The settings of a state's source by their place in `Planner.keep`: for whole epochs and for
+    """The settings of a state's source by their place in `ViewOrder.keep`: for whole epochs and for
     the rest of its own.
     """
     settings: SavedSettings = {(state.num_shards, 0, ()): source.settings}
@@ -53,13 +53,13 @@ def saved_settings(source: SourceState, state: State) -> SavedSettings:
     return settings
 
 
-def check_source(planner: Planner, state: SourceState, segments: Segments, epoch: int) -> None:
+def check_source(order: ViewOrder, state: SourceState, segments: Segments, epoch: int) -> None:
     """Raise `StateError` for a state of other clips or another order, with the differences.
 
     Allowed differences: settings derived from memory and defaults, the batch size, the dataset's
     location, and speed, threads and memory of reading.
     """
-    view = planner.view
+    view = order.view
     url, episodes, saved = view.dataset.url, view.identity, state.settings
     problem = "segments of the saved state have different settings"
     compared = [name for name in _COMPARED if saved.shuffle or name != "seed"]
@@ -71,11 +71,11 @@ def check_source(planner: Planner, state: SourceState, segments: Segments, epoch
             raise StateError(
                 "no such group in the saved state", file=url, expected=expected, got=got
             )
-    now = {**planner.request, **{name: getattr(planner.settings, name) for name in _COMPARED}}
-    now["samples"] = _samples(planner, epoch)
-    now["num_cursors"] = planner.options.tuning.num_cursors
-    is_shuffled = planner.settings.shuffle or saved.shuffle
-    is_mixed = is_shuffled and planner.order.is_mixed
+    now = {**order.request, **{name: getattr(order.settings, name) for name in _COMPARED}}
+    now["samples"] = _samples(order, epoch)
+    now["num_cursors"] = order.options.tuning.num_cursors
+    is_shuffled = order.settings.shuffle or saved.shuffle
+    is_mixed = is_shuffled and order.kind.is_mixed
     may_differ = {
         "num_cursors": True,  # an upper bound
         "shuffle_buffer": now["shuffle_buffer"] is None or not is_mixed,
@@ -111,10 +111,10 @@ def _other_episodes(view: View, saved: Json) -> StateError:
     return StateError(problem, file=view.dataset.url, episode=episode, expected=expected, got=got)
 
 
-def _samples(planner: Planner, epoch: int) -> Any:
-    """See `SampleEpochs.digest`; in a mix, which has epochs of its own, of epoch 0."""
-    in_mix = planner.limit_in is not None
-    return planner.view.samples.digest(0 if in_mix else epoch)
+def _samples(order: ViewOrder, epoch: int) -> Any:
+    """See `EpochSamples.digest`; in a mix, which has epochs of its own, of epoch 0."""
+    in_mix = order.limit_in is not None
+    return order.view.samples.digest(0 if in_mix else epoch)
 
 
 def _described(episodes: Mapping[str, Any]) -> str:

@@ -39,9 +39,9 @@ from seqrecord.loader.pipes.columns import (
     metadata_column,
     origin_columns,
 )
+from seqrecord.loader.pipes.epoch_samples import EpochSamples
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.padding import padded_axes
-from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.sampling.frame_uses import RunFrames, SampleFrames
 from seqrecord.loader.sampling.runs import Runs, Window
 from seqrecord.store.processes.forks import PerProcess, cached_property
@@ -101,7 +101,7 @@ class View:
     dataset: Dataset
     episode_rows: IntArray
     episodes: EpisodeLayout
-    samples: SampleEpochs
+    samples: EpochSamples
     lists: FrameLists | None
     left_out: str
     windows: Windows
@@ -169,7 +169,7 @@ class View:
     @cached_property
     def group_windows(self) -> Sequence[Window]:
         """How far samples reach in each group of features, from their starts."""
-        stride, group_windows = self.samples.common.typical.spec.stride, list[Window]()
+        stride, group_windows = self.samples.common.stride, list[Window]()
         for windows in self._windows_of_groups:
             group_window = Window.around(
                 [window.reach for window in windows],

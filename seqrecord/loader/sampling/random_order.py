@@ -34,13 +34,13 @@ So the size of an epoch is the sum of `repeat`, rounded down or up.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.loader.clips.tables import ClipTable, IntArray
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.store.tables.grids import ragged_arange
 
 _GAMMA = 0x9E3779B97F4A7C15
@@ -170,16 +170,6 @@ def _phases(starts: IntArray, count: IntArray, stride: int) -> IntArray:
     interval, place = ragged_arange(stop - first_phase)
     phases: IntArray = first_phase[interval] + place
     return phases
-
-
-def typical_table(table: ClipTable, stride: int) -> ClipTable:
-    """The table from which settings for every phase of a larger stride are derived.
-
-    Each row has the number of clips in its largest phase. Starts are meaningless.
-    """
-    times = stride // table.spec.stride
-    spec = replace(table.spec, stride=stride)
-    return replace(table, spec=spec, count=-(-table.count // times), samples=None)
 
 
 def times_in_epoch(

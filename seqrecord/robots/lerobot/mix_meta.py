@@ -25,7 +25,7 @@ from seqrecord.formats.export.lerobot_meta import (
 from seqrecord.loader.frames.array_specs import ArraySpec
 from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.loader.mixing.tasks import episode_tasks
-from seqrecord.loader.pipes.clip_loader import ClipLoader
+from seqrecord.loader.pipes.view_loader import ViewLoader
 from seqrecord.recipes.mix_file import load_mix
 from seqrecord.recipes.yaml_file import read_yaml
 from seqrecord.robots.lerobot.dataset import read_metadata
@@ -148,7 +148,7 @@ class _MixFeatures:
     vectors: Sequence[str]
 
     @classmethod
-    def of(cls, loaders: Mapping[str, ClipLoader], sources: Sequence[MixSource]) -> _MixFeatures:
+    def of(cls, loaders: Mapping[str, ViewLoader], sources: Sequence[MixSource]) -> _MixFeatures:
         """Raises `ClipError` for a feature named like a column of LeRobot's items."""
         arrays = (loader.view.batch_arrays.items() for loader in loaders.values())
         specs = dict(chain.from_iterable(arrays))

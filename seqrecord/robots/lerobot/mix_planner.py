@@ -139,6 +139,6 @@ class MixPlanner:
         first_items = self._first_items[source.name]
         while True:
             epoch, epoch_start = source.view.samples.epoch_of(clip, plan.shard.count)
-            epoch_plan = source.planner.plan(epoch, plan.shard)
+            epoch_plan = source.order.plan(epoch, plan.shard)
             yield from clip_numbers(epoch_plan, clip - epoch_start, first_items)
             clip = epoch_start + epoch_plan.num_clips

@@ -17,11 +17,11 @@ from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.clips.windows import Nearest
 from seqrecord.loader.engine.vectors import VectorSteps
 from seqrecord.loader.frames.normalization import Normalization
-from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.option_values import Vector
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.view import View
+from seqrecord.loader.pipes.view_loader import ViewLoader
 from seqrecord.robots.lerobot.items import Episodes
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.dataset import Dataset
@@ -176,7 +176,7 @@ class MixEpisodes(Episodes):
         return source, frame - self.begins[self._firsts[source]]
 
 
-def mix_sources(loaders: Mapping[str, ClipLoader]) -> list[MixSource]:
+def mix_sources(loaders: Mapping[str, ViewLoader]) -> list[MixSource]:
     """The sources of a mix's loaders. Raises `ClipError` for options that items exclude."""
     sources, episode = list[MixSource](), 0
     clocks = {str(_clock(loader_of_source.view.dataset)) for loader_of_source in loaders.values()}

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.distributed import this_worker, warn_once
-from seqrecord.loader.pipes.epoch_loaders import Loader
+from seqrecord.loader.pipes.growing_loader import Loader
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
-from seqrecord.loader.pipes.planning import plan_clips
+from seqrecord.loader.pipes.view_loader import ViewLoader
+from seqrecord.loader.pipes.view_order import plan_clips
 from seqrecord.loader.sampling.built_ins import skip_last
 from seqrecord.loader.sampling.epoch_plans import EpochPlan
 from seqrecord.loader.sampling.runs import Shard
@@ -124,24 +124,24 @@ class ClipPlanner:
     def name(self) -> str:
         return shown_place(self._dataset.url)
 
-    def loader(self, order: Order) -> ClipLoader:
+    def loader(self, order: Order) -> ViewLoader:
         options = self._options.with_functions(skip_last(order.drop_last_frames), *order.functions)
         arguments = {field.name: getattr(options, field.name) for field in fields(ClipOptions)}
         arguments |= {
             n: getattr(order, n) for n in ("seed", "shuffle", "batch_size", "memory_limit")
         }
         options = LoaderOptions(**arguments, last_batch="keep", rank=(0, order.ranks))
-        return ClipLoader(plan_clips(self._dataset, options))
+        return ViewLoader(plan_clips(self._dataset, options))
 
-    def num_turns(self, loader: ClipLoader, order: Order, shares: Sequence[int], epoch: int) -> int:
+    def num_turns(self, loader: ViewLoader, order: Order, shares: Sequence[int], epoch: int) -> int:
         """Shards differ by one clip at most."""
-        num_clips = loader.planner.clips(epoch).num_clips
+        num_clips = loader.order.clips(epoch).num_clips
         return num_clips // order.shards // order.batch_size * len(shares)
 
-    def num_items(self, loader: ClipLoader, order: Order, epoch: int) -> int:  # noqa: ARG002
-        return loader.planner.clips(epoch).num_clips
+    def num_items(self, loader: ViewLoader, order: Order, epoch: int) -> int:  # noqa: ARG002
+        return loader.order.clips(epoch).num_clips
 
-    def numbers(self, loader: ClipLoader, share: Share, begin: int) -> Iterator[int]:
+    def numbers(self, loader: ViewLoader, share: Share, begin: int) -> Iterator[int]:
         plan = loader.plan(share.epoch, share.order.shard(share.number))
         return clip_numbers(plan, begin, self._first_items)
 

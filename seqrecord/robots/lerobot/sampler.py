@@ -217,8 +217,8 @@ class PlannedSampler(Sampler[int]):
 
     def _inputs(self, epoch: int, start: int) -> dict[str, Any]:
         """A position and the inputs of the order."""
-        planners, shards = self._loader.planners, self._order.shards
-        sources = [asdict(source_state(planner, shards)) for planner in planners]
+        orders, shards = self._loader.orders, self._order.shards
+        sources = [asdict(source_state(order, shards)) for order in orders]
         return {
             "epoch": epoch,
             "start_index": start,

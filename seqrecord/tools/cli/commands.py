@@ -237,7 +237,7 @@ def _show_samples(
     # Imported late: torch takes seconds.
     from seqrecord.loader.pipes.make_view import make_view
     from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions, check_option
-    from seqrecord.loader.pipes.planning import predict_use
+    from seqrecord.loader.pipes.view_order import predict_use
     from seqrecord.recipes.values import python_value
     from seqrecord.recipes.yaml_file import yaml_value
 

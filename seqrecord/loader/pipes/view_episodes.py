@@ -23,8 +23,8 @@ from seqrecord.loader.pipes.clip_windows import (
     enumerate_windows,
     find_windows,
 )
+from seqrecord.loader.pipes.epoch_samples import EpochSamples
 from seqrecord.loader.pipes.options import ClipOptions
-from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.reading.contents import update_digest
 from seqrecord.store.reading.dataset import Dataset
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class SelectedEpisodes:
+class ViewEpisodes:
     """The selected episodes of a dataset. Implements `SampleEpisodes`. Picklable.
 
     Attributes:
@@ -74,7 +74,7 @@ class SelectedEpisodes:
             return clips.episode, clips.start
         return self.lists.episode[clips.episode], self.lists.starts_of(clips.row)
 
-    def from_row(self, row: int) -> SelectedEpisodes:
+    def from_row(self, row: int) -> ViewEpisodes:
         """See `SampleEpisodes`."""
         if self.lists is not None:
             return replace(self, lists=self.lists.from_row(row))
@@ -180,21 +180,21 @@ class SelectedEpisodes:
 
 def complete_clips(
     options: ClipOptions, dataset: Dataset, selected: IntArray
-) -> tuple[SelectedEpisodes, Samples]:
+) -> tuple[ViewEpisodes, Samples]:
     """All complete clips of selected episodes."""
     windows = find_windows(options, dataset, selected)
-    episodes = SelectedEpisodes(dataset, windows, selected)
+    episodes = ViewEpisodes(dataset, windows, selected)
     return episodes, Samples(enumerate_windows(windows, dataset, selected, options.spec), episodes)
 
 
 def checked_samples(
-    options: ClipOptions, episodes: SelectedEpisodes, samples: Samples
-) -> tuple[SampleEpochs, str]:
+    options: ClipOptions, episodes: ViewEpisodes, samples: Samples
+) -> tuple[EpochSamples, str]:
     """The samples of each epoch, without those that lack an anchored frame, and what is left out.
 
     `samples` is the table before functions. Raises `ClipError` if no sample is left.
     """
-    epochs, windows = SampleEpochs(samples, options.functions, options.seed), episodes.windows
+    epochs, windows = EpochSamples(samples, options.functions, options.seed), episodes.windows
     if windows.anchored and len(epochs.base):
         epochs = _with_anchors(epochs, windows)
     base = epochs.base
@@ -213,7 +213,7 @@ def checked_samples(
     return epochs, left_out
 
 
-def _with_anchors(epochs: SampleEpochs, windows: Windows) -> SampleEpochs:
+def _with_anchors(epochs: EpochSamples, windows: Windows) -> EpochSamples:
     """The samples without rows of a table that have an anchor at a frame without the feature.
 
     Raises `ClipError` for invalid columns. Columns that are computed, or that functions add, are
@@ -235,7 +235,7 @@ def _with_anchors(epochs: SampleEpochs, windows: Windows) -> SampleEpochs:
     return replace(epochs, base=base)
 
 
-def _describe_left_out(episodes: SelectedEpisodes, clips: ClipTable) -> str:
+def _describe_left_out(episodes: ViewEpisodes, clips: ClipTable) -> str:
     """Numbers of the episodes and clips left out of a table, with reasons; empty without any."""
     reasons, windows, selected = [], episodes.windows, episodes.selected
     if clips.num_short_episodes:

@@ -1,4 +1,4 @@
-"""Planner: the epochs of a view as integers, and the memory of each."""
+"""ViewOrder: the epochs of a view as integers, and the memory of each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True, eq=False)
-class Planner:
+class ViewOrder:
     """Plans the epochs of a view, and their memory. Picklable.
 
     An epoch in which the number of ranks or workers changes has segments: see `sampling.elastic`.
@@ -84,8 +84,8 @@ class Planner:
         options: LoaderOptions,
         limit_in: Callable[[int], int] | None = None,
         machine_part: float = 1.0,
-    ) -> Planner:
-        """Create the planner of a request.
+    ) -> ViewOrder:
+        """Create the order of a request.
 
         Raises `MemoryLimitError` with the smallest sufficient limit; in a mix, only the first use
         does.
@@ -98,23 +98,23 @@ class Planner:
             last_batch=options.last_batch,
             order=options.order,
         )
-        planner = cls(view, options, settings, Ranks(options.rank), limit_in, machine_part, costs)
-        planner.clips(0)
+        order = cls(view, options, settings, Ranks(options.rank), limit_in, machine_part, costs)
+        order.clips(0)
         if limit_in is None:
-            planner.plan_memory(1)
-        return planner
+            order.plan_memory(1)
+        return order
 
     def __getstate__(self) -> dict[str, Any]:
         options = self.view.portable(self.options)
         return {**self.__dict__, "options": options, "_remaining": {}, "_requests": {}, "_rows": []}
 
-    def with_shuffle(self, shuffle: bool) -> Planner:
-        """The planner with or without a shuffled order."""
+    def with_shuffle(self, shuffle: bool) -> ViewOrder:
+        """The order with or without a shuffled order."""
         settings = replace(self.settings, shuffle=shuffle)
         return self if settings == self.settings else self._copy(settings=settings)
 
-    def with_frames_of(self, earlier: Planner) -> Planner:
-        """The planner with memory for the resident frames of an earlier one, of the same episodes
+    def with_frames_of(self, earlier: ViewOrder) -> ViewOrder:
+        """The order with memory for the resident frames of an earlier one, of the same episodes
         in one process, if these include its own.
         """
         frames, own_frames = earlier._frames_of_epochs, self._frames_of_epochs
@@ -123,7 +123,7 @@ class Planner:
             return self._copy(resident_frames=frames)
         return self
 
-    def _copy(self, **changes: Any) -> Planner:
+    def _copy(self, **changes: Any) -> ViewOrder:
         """A copy that plans anew."""
         changes |= {name: {} for name in ("_saved", "_memory_plans", "_remaining", "_requests")}
         return replace(self, _logged=set(), _rows=[], **changes)
@@ -131,7 +131,7 @@ class Planner:
     # ---- clips and plans
 
     @property
-    def order(self) -> Order:
+    def kind(self) -> Order:
         """The order of the epochs."""
         return self.options.epoch_order
 
@@ -152,7 +152,7 @@ class Planner:
         Raises `StateError` for impossible segments.
         """
         epochs = self.view.samples
-        table, order = epochs.clips_in(epoch), self.order
+        table, order = epochs.clips_in(epoch), self.kind
         is_wrong = not order.has_copies and epochs.in_epoch(epoch).samples.repeat is not None
         expected = "functions that leave out samples or add columns; none that adds repeat"
         raise_if(is_wrong, f'order="{order.name}" has each clip once', expected)
@@ -305,7 +305,7 @@ class Planner:
         if not segments and num_shards in self._requests:
             return self._requests[num_shards]
         what, workers, tuning = "these clips", self.workers(num_shards), self.options.tuning
-        is_mixed = self.settings.shuffle and self.order.is_mixed
+        is_mixed = self.settings.shuffle and self.kind.is_mixed
         bounds = (tuning.num_cursors, tuning.shuffle_buffer) if is_mixed else (None, None)
         if workers > 1 and self.options.memory_limit is None:
             what += f" in each of {workers} workers, which share a rank's default limit"
@@ -400,7 +400,7 @@ class Planner:
         self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
     ) -> bool:
         """Whether shards have the same clips in every epoch, or may have without `settings`."""
-        if segments or not self.order.keeps_shards:
+        if segments or not self.kind.keeps_shards:
             return False
         if num_shards > 1 and (self.view.samples.common.differ or self.costs is not None):
             return False
@@ -473,12 +473,12 @@ def _order_request(view: View, options: LoaderOptions, costs: SampleCosts | None
     }
 
 
-def plan_clips(location: DatasetLike, options: LoaderOptions) -> Planner:
+def plan_clips(location: DatasetLike, options: LoaderOptions) -> ViewOrder:
     """Select the clips of a request, and plan their memory.
 
     Raises the errors of `make_view`, and `MemoryLimitError` with the smallest sufficient limit.
     """
-    return Planner.of(make_view(location, options), options)
+    return ViewOrder.of(make_view(location, options), options)
 
 
 def predict_use(dataset: Dataset, options: LoaderOptions) -> dict[str, Any]:
@@ -495,8 +495,8 @@ def of_selected(options: LoaderOptions) -> LoaderOptions:
     return replace(options, features=None, rename=None, resize=None)
 
 
-def _log_mixing(planner: Planner, shard: Shard) -> None:
+def _log_mixing(order: ViewOrder, shard: Shard) -> None:
     """Log the reason if batches are not mixed well."""
-    fitted = planner.plan_memory(shard.count, workers=shard.workers)
+    fitted = order.plan_memory(shard.count, workers=shard.workers)
     if fitted.limited:
-        _logger.warning("%s: %s", shown_place(planner.view.dataset.url), fitted.limited)
+        _logger.warning("%s: %s", shown_place(order.view.dataset.url), fitted.limited)

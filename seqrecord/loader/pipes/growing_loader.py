@@ -19,9 +19,9 @@ from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.planning import Planner
 from seqrecord.loader.pipes.source_states import check_source, saved_settings, source_state
 from seqrecord.loader.pipes.states import Json, Segments, State, check_same
+from seqrecord.loader.pipes.view_order import ViewOrder
 from seqrecord.loader.sampling.plan_settings import PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.text import counted, shown_place
@@ -46,8 +46,8 @@ class Loader(Protocol):
         """The clips of the largest batch; `None` for single clips."""
 
     @property
-    def planners(self) -> Sequence[Planner]:
-        """The planner of each dataset."""
+    def orders(self) -> Sequence[ViewOrder]:
+        """The order of each dataset."""
 
     @property
     def differs_by_epoch(self) -> bool:
@@ -98,7 +98,7 @@ class Loader(Protocol):
 
 
 @dataclass(frozen=True)
-class EpochLoaders:
+class GrowingLoader:
     """See the module. Picklable.
 
     Attributes:
@@ -140,8 +140,8 @@ class EpochLoaders:
         """Log one warning if the data have grown since the loaded state."""
         if self.earlier is None:
             return
-        for planner, grown in zip(self.earlier.planners, self.latest.planners, strict=True):
-            growth = [*map(_size, (planner, grown))]
+        for order, grown in zip(self.earlier.orders, self.latest.orders, strict=True):
+            growth = [*map(_size, (order, grown))]
             if growth[0] != growth[1]:
                 place = shown_place(grown.view.dataset.url)
                 warn_once(
@@ -149,13 +149,13 @@ class EpochLoaders:
                     f"epoch {self.since} is the first with all of them"
                 )
 
-    def of_state(self, state: State, *, is_inside: bool) -> EpochLoaders:
+    def of_state(self, state: State, *, is_inside: bool) -> GrowingLoader:
         """The loaders after a state, which is inside its epoch or at the start."""
         since = state.epoch + is_inside
         earlier = self.latest.of_state(state)
         if (latest := self.latest.grown_since(earlier, since)) is None:
-            return EpochLoaders(earlier, state.since)
-        return EpochLoaders(latest, since, earlier, state.since)
+            return GrowingLoader(earlier, state.since)
+        return GrowingLoader(latest, since, earlier, state.since)
 
     def check(self, state: State) -> None:
         """Raise `StateError` for a state of another kind of loader, another mix, other clips or
@@ -163,14 +163,14 @@ class EpochLoaders:
         """
         loader = self.of_saved
         arguments = {**state.shared_arguments, "sources": len(state.sources)}
-        now = {**loader.shared_arguments(state.epoch), "sources": len(loader.planners)}
+        now = {**loader.shared_arguments(state.epoch), "sources": len(loader.orders)}
         problem = "the saved state is of another kind of loader, or of another mix"
         names = {**now, **arguments}
         # Shares by size follow the episodes, whose error names the one that differs.
         by_size = names.keys() & {"shares"}
         check_same(problem, arguments, now, [name for name in names if name not in by_size])
-        for planner, source in zip(loader.planners, state.sources, strict=True):
-            check_source(planner, source, state.segments, state.epoch)
+        for order, source in zip(loader.orders, state.sources, strict=True):
+            check_source(order, source, state.segments, state.epoch)
         check_same(problem, arguments, now, by_size)
 
     def keep_settings(self, state: State, num_shards: int) -> None:
@@ -181,13 +181,13 @@ class EpochLoaders:
         if not has_batches_of(loader, state):
             return
         saved = [saved_settings(source, state) for source in state.sources]
-        pairs = [*zip(loader.planners, saved, strict=True)]
+        pairs = [*zip(loader.orders, saved, strict=True)]
         if state.num_shards == num_shards:  # all fit, or none is kept
-            for planner, settings_by_place in pairs:
+            for order, settings_by_place in pairs:
                 for place, settings in settings_by_place.items():
-                    planner.memory_of(settings, *place)
-        for planner, settings_by_place in pairs:
-            planner.keep(settings_by_place)
+                    order.memory_of(settings, *place)
+        for order, settings_by_place in pairs:
+            order.keep(settings_by_place)
 
     def to_json(self, position: State) -> dict[str, Any]:
         """A position with the inputs of the order."""
@@ -197,7 +197,7 @@ class EpochLoaders:
             position,
             since=self.first_epoch(position.epoch),
             shared_arguments=loader.shared_arguments(position.epoch),
-            sources=tuple(source_state(planner, *place) for planner in loader.planners),
+            sources=tuple(source_state(order, *place) for order in loader.orders),
         ).to_json()
 
     def returned(self, position: State, rank: Shard) -> tuple[list[int], list[int]]:
@@ -212,13 +212,13 @@ class EpochLoaders:
         returned, most = _returned(self.of_saved, state, shard.rank)
         return returned == most
 
-    def normalized_by(self, state: State) -> EpochLoaders:
+    def normalized_by(self, state: State) -> GrowingLoader:
         """The loaders with the normalizations after a state. Raises `StateError`."""
         saved = [source.normalization for source in state.sources]
         latest = self.latest.normalized_by(saved, self.latest.options.normalization)
         earlier = self.earlier
         if earlier is not None:  # one normalization in all epochs; a mix has other shares in each
-            steps = [planner.view.normalizations for planner in latest.planners]
+            steps = [order.view.normalizations for order in latest.orders]
             earlier = earlier.normalized_by(steps, "state")
         return replace(self, latest=latest, earlier=earlier)
 
@@ -235,12 +235,12 @@ def continued(loader: Loader, position: State, ranks: int, workers: int) -> Stat
 
 def has_batches_of(loader: Loader, state: State) -> bool:
     """Whether a state counts batches of the loader's size."""
-    sizes = [planner.settings.batch_size for planner in loader.planners]
+    sizes = [order.settings.batch_size for order in loader.orders]
     return sizes == [source.settings.batch_size for source in state.sources]
 
 
 def _returned(loader: Loader, position: State, rank: Shard) -> tuple[list[int], list[int]]:
-    """See `EpochLoaders.returned`."""
+    """See `GrowingLoader.returned`."""
     from seqrecord.loader.sampling.elastic import items_of_workers
 
     shards = rank.divided(position.workers)
@@ -250,9 +250,9 @@ def _returned(loader: Loader, position: State, rank: Shard) -> tuple[list[int], 
     return items_of_workers(most, position.batch, position.batch_size, others=others), most
 
 
-def _size(planner: Planner) -> str:
+def _size(order: ViewOrder) -> str:
     """The number of episodes, or of rows in a table of samples."""
-    view = planner.view
+    view = order.view
     if view.num_rows is not None:
         return f"{view.num_rows:,} rows of samples"
     return counted(len(view.episode_rows), "episode")

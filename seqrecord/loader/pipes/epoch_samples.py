@@ -17,7 +17,7 @@ from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.clips.samples import OF_CLIPS, Samples
 from seqrecord.loader.clips.tables import ClipTable, IntArray
 from seqrecord.loader.engine.batches import do_nothing
-from seqrecord.loader.sampling.random_order import EpochSizes, times_in_epoch, typical_table
+from seqrecord.loader.sampling.random_order import EpochSizes, times_in_epoch
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunctions, called
 from seqrecord.store.processes.forks import PerProcess, cached_property
 from seqrecord.store.units import raise_if
@@ -27,7 +27,7 @@ _MOST_COUNTED = 1 << 20  # epochs of a source for which functions are called
 
 
 @dataclass(frozen=True, eq=False)
-class EpochTable:
+class SampledClips:
     """The table of an epoch, and its clips: each sample as often as it comes.
 
     `changed` is whether users' functions changed the rows.
@@ -67,7 +67,7 @@ class CommonSamples(NamedTuple):
     Attributes:
         clips: the clips of all epochs: as often as each sample can come. Of epoch 0, if functions
             choose other rows in each epoch.
-        typical: the clips from which the settings of all epochs are chosen.
+        stride: frames between the starts of clips, in all epochs, or a multiple of it.
         rows_change: whether users' functions change the rows.
         rows_differ: whether functions choose other rows in each epoch.
         differ: whether epochs have different clips.
@@ -76,7 +76,7 @@ class CommonSamples(NamedTuple):
     """
 
     clips: ClipTable
-    typical: ClipTable
+    stride: int
     rows_change: bool
     rows_differ: bool
     differ: bool
@@ -85,7 +85,7 @@ class CommonSamples(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class SampleEpochs:
+class EpochSamples:
     """Each epoch's table of samples, and its clips. Picklable.
 
     A process calls the functions once per epoch. The table of epoch 0 and the last two are kept.
@@ -101,7 +101,7 @@ class SampleEpochs:
     base: Samples
     functions: SampleFunctions = ()
     seed: int = 0
-    _known: dict[int, EpochTable] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[int, SampledClips] = field(default_factory=dict, init=False, repr=False)
     _first_clips: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
     _digests: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     _calling: PerProcess[Any] = field(
@@ -111,7 +111,7 @@ class SampleEpochs:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_known": {}, "_digests": {}}
 
-    def in_epoch(self, epoch: int) -> EpochTable:
+    def in_epoch(self, epoch: int) -> SampledClips:
         """The table of an epoch.
 
         Raises `ClipError` if a function returns no table, and if a user's function changes the rows
@@ -141,7 +141,7 @@ class SampleEpochs:
             raise ClipError("the functions of samples leave no sample", expected=expected, got=got)
         return table.clips
 
-    def _make(self, epoch: int) -> EpochTable:
+    def _make(self, epoch: int) -> SampledClips:
         samples, changed = self.base, False
         if self.functions:
             samples, changed = called(self.functions, samples, epoch, self.seed)
@@ -160,7 +160,7 @@ class SampleEpochs:
         if (repeat := samples.repeat) is not None:
             times = times_in_epoch(repeat, samples.rows_listed, seed=self.seed, epoch=epoch)
             clips = samples.repeated(times)
-        return EpochTable(samples, clips, changed)
+        return SampledClips(samples, clips, changed)
 
     @cached_property
     def common(self) -> CommonSamples:
@@ -180,12 +180,13 @@ class SampleEpochs:
         differ = rows_differ or (repeat is not None and bool((repeat % 1 != 0).any()))
         if repeat is not None:
             clips = first.samples.repeated(np.ceil(repeat).astype(np.int64))
-        typical = self.base.clips if rows_differ else clips
-        if rows_differ and self.base.listed is None and stride != typical.spec.stride:
-            typical = typical_table(typical, stride)
+        if not rows_differ:
+            stride = clips.spec.stride
+        elif self.base.listed is not None:
+            stride = self.base.clips.spec.stride
         return CommonSamples(
             clips,
-            typical,
+            stride,
             rows_change=first.changed,
             rows_differ=rows_differ,
             differ=differ,

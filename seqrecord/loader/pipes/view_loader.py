@@ -1,4 +1,4 @@
-"""ClipLoader: plans and runs the epochs of a view."""
+"""ViewLoader: plans and runs the epochs of a view."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.job_memory import RunNotices, SettledMemory, settle
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.padding import cut_padding
-from seqrecord.loader.pipes.planning import Planner, of_selected, plan_clips
 from seqrecord.loader.pipes.resident_frames import resident_features
 from seqrecord.loader.pipes.source_states import has_fewer
 from seqrecord.loader.pipes.states import Clip, Json, Segments, State
 from seqrecord.loader.pipes.view import View
+from seqrecord.loader.pipes.view_order import ViewOrder, of_selected, plan_clips
 from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.loader.sampling.epoch_plans import EpochPlan
 from seqrecord.loader.sampling.plan_settings import EpochSegment, PlanSettings
@@ -43,15 +43,15 @@ from seqrecord.store.storage.url import local_path
 from seqrecord.store.text import counted
 
 
-class ClipLoader:
+class ViewLoader:
     """Runs the plans of a view's epochs, and keeps the memory between runs. Picklable.
 
     Implements `Loader`. Raises `ClipError` for conflicting arguments.
     """
 
-    def __init__(self, planner: Planner) -> None:
-        self.view, self.planner = planner.view, planner
-        view, options = planner.view, planner.options
+    def __init__(self, order: ViewOrder) -> None:
+        self.view, self.order = order.view, order
+        view, options = order.view, order.options
         if options.device is not None and view.draws.functions is not None:
             raise ClipError(
                 "the functions of clip_transform are called on the host",
@@ -61,8 +61,8 @@ class ClipLoader:
         trace = options.tuning.trace
         self._trace = None if trace is None else local_path(trace, "trace").absolute()
         self._buffers = BufferCache()
-        self.batch_size = planner.settings.batch_size
-        self._has_plan_columns = bool(planner.order.columns)
+        self.batch_size = order.settings.batch_size
+        self._has_plan_columns = bool(order.kind.columns)
         storage = view.dataset.contents.storage
         self._store = storage if isinstance(storage, ChunkStore) else None
         # Of the last run.
@@ -75,17 +75,17 @@ class ClipLoader:
     @property
     def options(self) -> LoaderOptions:
         """The arguments of the loader."""
-        return self.planner.options
+        return self.order.options
 
     @property
-    def planners(self) -> Sequence[Planner]:
+    def orders(self) -> Sequence[ViewOrder]:
         """See `Loader`."""
-        return (self.planner,)
+        return (self.order,)
 
     @property
     def differs_by_epoch(self) -> bool:
         """See `Loader`."""
-        return self.planner.differs_by_epoch
+        return self.order.differs_by_epoch
 
     def shared_arguments(self, epoch: int) -> dict[str, Any]:  # noqa: ARG002
         """See `Loader`."""
@@ -93,40 +93,40 @@ class ClipLoader:
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the next epochs."""
-        self.planner = self.planner.with_shuffle(bool(shuffle))
-        self.planner.plan_memory(1)
+        self.order = self.order.with_shuffle(bool(shuffle))
+        self.order.plan_memory(1)
 
-    def with_samples(self, samples: SamplesLike | None) -> ClipLoader:
+    def with_samples(self, samples: SamplesLike | None) -> ViewLoader:
         """A loader of other samples, which uses the frames in memory if it has the same."""
         options = replace(self.options, samples=samples)
-        planner = plan_clips(self.view.dataset, of_selected(options))
-        view = planner.view.with_vectors(self.view.vectors)  # maybe those of a state
-        planner = replace(planner, view=view, options=options)
-        planner = planner.with_shuffle(self.planner.settings.shuffle)
-        is_same = np.array_equal(planner.view.episode_rows, self.view.episode_rows)
-        keeps_frames = is_same and self.planner.ranks.current().count == 1
-        loader = ClipLoader(planner.with_frames_of(self.planner) if keeps_frames else planner)
+        order = plan_clips(self.view.dataset, of_selected(options))
+        view = order.view.with_vectors(self.view.vectors)  # maybe those of a state
+        order = replace(order, view=view, options=options)
+        order = order.with_shuffle(self.order.settings.shuffle)
+        is_same = np.array_equal(order.view.episode_rows, self.view.episode_rows)
+        keeps_frames = is_same and self.order.ranks.current().count == 1
+        loader = ViewLoader(order.with_frames_of(self.order) if keeps_frames else order)
         if self._store is not None and loader._store is not None:
             loader._store.take_over(self._store)
         if keeps_frames:
             loader._buffers = self._buffers
-        loader.planner.plan_memory(1)
+        loader.order.plan_memory(1)
         return loader
 
-    def of_state(self, state: State) -> ClipLoader:
+    def of_state(self, state: State) -> ViewLoader:
         """See `Loader`."""
         if len(state.sources) != 1 or not has_fewer(state.sources[0], self.view):
             return self  # another number is refused later
-        from seqrecord.loader.pipes.growth import planner_of_state  # few resumes need it
+        from seqrecord.loader.pipes.growth import order_of_state  # few resumes need it
 
-        planner = planner_of_state(self.planner, *state.sources)
-        return self if planner is self.planner else ClipLoader(planner)
+        order = order_of_state(self.order, *state.sources)
+        return self if order is self.order else ViewLoader(order)
 
-    def grown_since(self, earlier: ClipLoader, epoch: int) -> ClipLoader | None:  # noqa: ARG002
+    def grown_since(self, earlier: ViewLoader, epoch: int) -> ViewLoader | None:  # noqa: ARG002
         """See `Loader`."""
         return None if earlier is self else self
 
-    def normalized_by(self, normalizations: Sequence[Json], choice: str | None) -> ClipLoader:
+    def normalized_by(self, normalizations: Sequence[Json], choice: str | None) -> ViewLoader:
         """See `Loader`."""
         [saved], view = normalizations, self.view
         if not view.vectors and not saved:
@@ -135,7 +135,7 @@ class ClipLoader:
 
         if (steps := steps_of_state(view, saved, choice)) is view.vectors:
             return self
-        loader = ClipLoader(replace(self.planner, view=view.with_vectors(steps)))
+        loader = ViewLoader(replace(self.order, view=view.with_vectors(steps)))
         loader._buffers = self._buffers
         return loader
 
@@ -151,7 +151,7 @@ class ClipLoader:
         settings: PlanSettings | None = None,
     ) -> EpochPlan:
         """See `Loader`."""
-        return self.planner.plan(epoch, shard, segments, settings)
+        return self.order.plan(epoch, shard, segments, settings)
 
     def after_change(self, state: State) -> State:
         """See `Loader`: the remaining clips are planned anew."""
@@ -187,14 +187,14 @@ class ClipLoader:
         mix, with the `draws` of its batches.
         """
         on_device, in_worker = device is not None, get_worker_info() is not None
-        fitted = self.planner.plan_memory(plan.shard.count, plan.epoch, segments)
+        fitted = self.order.plan_memory(plan.shard.count, plan.epoch, segments)
         key, known = (plan.shard, on_device, in_worker), self._settled.get()
         if self._store is not None or key not in known or known[key][0] is not fitted:
-            of_plan = self.planner, fitted, plan, segments
+            of_plan = self.order, fitted, plan, segments
             known[key] = fitted, settle(*of_plan, on_device=on_device, in_worker=in_worker)
         settled = known[key][1]
         self._frames_stay, stats.planned_bytes = bool(settled.rows), settled.nbytes
-        self._notices.decoding(self.planner, plan.shard.count, stats, stay=self._frames_stay)
+        self._notices.decoding(self.order, plan.shard.count, stats, stay=self._frames_stay)
         if self._store is not None:
             self._store.begin(settled.store_bytes, settled.pieces or {})
             self._notices.remote_reads(self._store, plan.shard, self.view.dataset.url)
@@ -215,7 +215,7 @@ class ClipLoader:
         """The dataset, frames and results of a plan's clips; in a mix, with the `draws` of its
         batches.
         """
-        view, seed = self.view, self.planner.settings.seed
+        view, seed = self.view, self.order.settings.seed
         frames, drawing = self._drawn(plan.epoch, plan.draws if draws is None else draws)
         draw = partial(view.draw, frames, seed, plan.epoch, **drawing)
         return Job(
@@ -236,7 +236,7 @@ class ClipLoader:
         """The trace of an iteration in this process."""
         if self._trace is None:
             return Trace()
-        rank, worker = self.planner.ranks.current(), get_worker_info()
+        rank, worker = self.order.ranks.current(), get_worker_info()
         number = None if worker is None else worker.id
         return Trace(trace_path(self._trace, rank=(rank.index, rank.count), worker=number))
 
@@ -282,9 +282,9 @@ class ClipLoader:
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
         """See `Loader`."""
-        clips, stay, costs = self.planner.clips(epoch), self._frames_stay, self.planner.costs
+        clips, stay, costs = self.order.clips(epoch), self._frames_stay, self.order.costs
         if stay is None:  # before a run: in a single shard
-            stay = self.planner.plan_memory(1).stays
+            stay = self.order.plan_memory(1).stays
         return {
             **dict.fromkeys(("clips_dropped", "duplicate_clips", "num_interleaved"), 0),
             **done,
@@ -294,7 +294,7 @@ class ClipLoader:
             "episodes_too_short": clips.num_short_episodes,
             **self.unused(epoch),
             **({} if costs is None else costs.count_too_large(epoch)),
-            "memory_limit": self.planner.limit(1),
+            "memory_limit": self.order.limit(1),
             **resident_features(self.view, stay=stay),
         }
 
@@ -311,11 +311,11 @@ class ClipLoader:
 
         `draws` are the batch's; `memory` and `planned` as for `ClipColumns.fill`.
         """
-        view, seed = self.view, self.planner.settings.seed
+        view, seed = self.view, self.order.settings.seed
         frames, drawing = self._drawn(epoch, draws)
         drawn = view.draws.draw(seed, epoch, clips, (), **drawing)
         columns, num_far = view.columns.fill(clips, frames, drawn, *memory, planned=planned)
-        costs = self.planner.costs_in(epoch)
+        costs = self.order.costs_in(epoch)
         return fit_columns(columns, view.columns.origin, costs, clips), num_far
 
     def _columns_of(self, plan: EpochPlan, batch: Batch) -> dict[str, Any]:
@@ -333,15 +333,15 @@ class ClipLoader:
         frames_at, draw_at = None, None if draws is None else draws.draw
         if draws is not None and draws.batches.draws is not None:
             frames_at = draws.frames
-        sharing = self.planner.clips(epoch) if self.planner.order.shares_draws else None
+        sharing = self.order.clips(epoch) if self.order.kind.shares_draws else None
         return self.view.frames(epoch, frames_at), {"sharing": sharing, "draw_at": draw_at}
 
     def unused(self, epoch: int) -> dict[str, int]:
         """Frames of the selected episodes in no clip, if the order counts them, without windows."""
         if self.options.has_windows:
             return {}
-        num_frames, clips = self.view.episodes.num_frames, self.planner.clips(epoch)
-        frames = self.planner.order.frames_left_out(clips, num_frames)
+        num_frames, clips = self.view.episodes.num_frames, self.order.clips(epoch)
+        frames = self.order.kind.frames_left_out(clips, num_frames)
         return {} if frames is None else {"frames_left_out": frames}
 
     def describe(self) -> str:
@@ -349,12 +349,12 @@ class ClipLoader:
         more, lengths = "", self.options.clip_lens
         if lengths is not None:
             more = f"; {lengths[0]} to {lengths[1]} frames each, drawn for each batch"
-        order = self.planner.order
-        more += order.describe(self.planner.clips(0))
+        kind = self.order.kind
+        more += kind.describe(self.order.clips(0))
         for frames in self.unused(0).values():
             more += f", {counted(frames, 'frame')} in no clip"
-        if self.planner.settings.shuffle and order.is_mixed:
-            settings = self.planner.plan_memory(1).settings
+        if self.order.settings.shuffle and kind.is_mixed:
+            settings = self.order.plan_memory(1).settings
             if not settings.is_permuted:
                 places = counted(settings.num_cursors, "place")
                 more += f"; mixed from {places} of an epoch"
