@@ -63,7 +63,8 @@ def find_arrays(options: ClipOptions, episodes: ViewEpisodes, samples: EpochSamp
 
     Raises `ClipError` for a feature that `ragged` cannot convert.
     """
-    dataset, rows = episodes.dataset, samples.common.typical.episode  # of all epochs
+    common, dataset = samples.common, episodes.dataset
+    rows = (samples.base.clips if common.rows_differ else common.clips).episode  # of all epochs
     rows = distinct(rows if episodes.lists is None else episodes.lists.episode[rows])
     stored, index = dict[str, ArraySpec](), dataset.contents.index
     for name, spec in dataset.features.items():
