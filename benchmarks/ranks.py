@@ -31,7 +31,7 @@ __all__ = ["CASES", "Case", "Figures", "measure", "write"]
 
 RANKS = (1, 2, 8)
 EPOCHS = 3
-STREAMED: dict[str, Any] = {"engine": EngineOptions(fixed_shards=False)}
+STREAMED: dict[str, Any] = {"memory_limit": "6 MiB"}  # less than the frames of a rank
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,8 @@ CASES = (
     Case("large raw frames, batches of 32", SHORT, "raw", 150, batch_size=32),
     Case("large raw frames, chunks of 8", SHORT, "raw", 150, chunk_frames=8),
     Case("clips of 64", (200,) * 50, clip_len=64),
-    Case("clips of 64, streamed", (200,) * 50, clip_len=64, options=STREAMED),
     Case("clips of 64, batches of 8", (200,) * 50, clip_len=64, batch_size=8),
     Case("50 short episodes", SHORT),
-    Case("50 short episodes, streamed", SHORT, options=STREAMED),
     Case("50 short episodes, images", SHORT, "balanced", 32, chunk_frames=8),
     Case("50 short episodes, clips of 4", SHORT, clip_len=4),
     Case("200 short episodes", (60,) * 200, clip_len=8),
@@ -85,7 +83,7 @@ CASES = (
     Case(
         "50 short episodes, explicit num_cursors",
         SHORT,
-        options={"engine": EngineOptions(num_cursors=32, fixed_shards=False)},
+        options={"engine": EngineOptions(num_cursors=32)},
     ),
     Case("many long episodes", (1000,) * 40, clip_len=8, options=STREAMED),
 )

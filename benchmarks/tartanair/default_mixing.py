@@ -2,9 +2,8 @@
 
 For sets of recordings, by ranks, workers and batch size: figures of `benchmarks.mixing`, which
 compare steps with a full shuffle of the dataset, and memory. `--write` writes the tables into
-ORDER.md and docs/order.md. `--shares` measures the order by equal shares, and counts what a full
-shuffle has and it has not. Plans only, from lengths, and reads no data: all sets take about a
-minute on one core.
+ORDER.md and docs/order.md. Plans only, from lengths, and reads no data: all sets take about two
+minutes on one core.
 """
 
 from __future__ import annotations
@@ -16,28 +15,28 @@ from itertools import product
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
-from seqrecord.loader.sampling.fixed_shards import shard_runs
-from seqrecord.loader.sampling.memory import FrameSizes, MemoryPlan, MemoryRequest, usual_limit
-from seqrecord.loader.sampling.plan import Plan, order_of
-from seqrecord.loader.sampling.used_frames import frames_of_shards
 
 from benchmarks.mixing import EpochRows, Figure, Mixing, measure
 from benchmarks.prose import write as write_block
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, PAGE, commit_line
 from benchmarks.timing import markdown
-from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
-from seqrecord.loader.sampling.decoding_units import FrameGroup
+from seqrecord.loader.clips.tables import EpisodeLayout, enumerate_clips
+from seqrecord.loader.sampling.epoch_plans import EpochPlan
+from seqrecord.loader.sampling.epoch_rows import EpochRows as ShardRows
+from seqrecord.loader.sampling.epoch_rows import frame_groups
+from seqrecord.loader.sampling.frame_sizes import FrameSizes, usual_limit
+from seqrecord.loader.sampling.frame_uses import frames_of_shards
+from seqrecord.loader.sampling.plan_settings import PlanSettings
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.runs import Shard, Window
-from seqrecord.loader.sampling.share_orders import EpochKey, SharedOrder, order_of_shard
-from seqrecord.loader.sampling.share_settings import ShareRequest
+from seqrecord.loader.sampling.settings_choice import EpochMemory, SettingsRequest
+from seqrecord.loader.sampling.share_orders import EpochKey
 from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.tables.grids import ChunkGrid, IntArray
 
 __all__ = [
     *("CASES", "Case", "Group", "Job", "PlannedEpoch", "Row"),
-    *("measured", "misses", "plan_epoch", "plan_shares", "rows_of", "shortfalls", "summary"),
+    *("measured", "misses", "plan_epoch", "rows_of", "shortfalls", "summary"),
     "table",
 ]
 
@@ -52,10 +51,6 @@ WORKER_LIMIT = 4 << 30  # the default of 16 workers refuses such batches of long
 SMALL = 1 << 16  # bytes of a frame that is kept in memory whatever its codec
 PIECE = 32  # frames of video that are decoded at once
 DECODER = 9  # frames that a decoder of video holds
-FREE = 2048  # bytes of a frame whose load costs less than the gather of a clip of it
-BATCHES = 4  # in memory: two of the loader, two of the training
-LEAST_CURSORS, LEAST_BLOCK = 24, 32  # that the default memory limit has room for
-USUAL_LIMIT, MOST_LIMIT = 2 << 30, 8 << 30
 MOST = 1 << 62
 IMAGE, PACKET = 1 / 2, 1 / 100  # bytes of an encoded image and of a packet in those of a frame
 
@@ -105,12 +100,6 @@ class Group:
         grid = ChunkGrid(sizes, places, number, by_frame=self.gop == 0, unit_frames=unit)
         return grid.in_pieces(lengths, PIECE) if self.gop > 1 else grid
 
-    def frames_of(self, lengths: IntArray, clip_len: int) -> FrameGroup:
-        """The group's frames in clips."""
-        grid = self.grid(0, lengths).whole_chunks
-        decoder = self.decoder_bytes + self.chunk_bytes * (self.gop > 1)
-        return FrameGroup(np.arange(clip_len), lengths, self.nbytes, grid, decoder)
-
 
 @dataclass(frozen=True)
 class Job:
@@ -149,7 +138,8 @@ class Case:
         batch_sizes: clips of a batch, tried on `ranks` ranks without workers.
         ranks: numbers of ranks.
         workers: numbers of DataLoader workers of one rank, with batches of `WORKER_BATCH` clips.
-        fixed_shards: as in `seqrecord.EngineOptions`.
+        stays: whether frames stay in memory if they fit; otherwise the recordings are a part of a
+            larger dataset, which does not fit.
         in_summary: whether docs/order.md has its rows.
     """
 
@@ -160,7 +150,7 @@ class Case:
     batch_sizes: tuple[int, ...] = (16,)
     ranks: tuple[int, ...] = (1, 2, 8, 32)
     workers: tuple[int, ...] = ()
-    fixed_shards: bool = True
+    stays: bool = True
     in_summary: bool = False
 
     @property
@@ -190,12 +180,15 @@ class Case:
             chunk + max(group.decoder_bytes for group in self.groups),
         )
 
-    def may_stay(self, num_shards: int) -> bool:
-        """Whether frames may be resident: small ones, and decoded ones in fixed shards."""
-        if all(group.nbytes <= SMALL and group.gop <= 1 for group in self.groups):
-            return True
-        is_decoded = any(group.gop for group in self.groups)
-        return is_decoded and (self.fixed_shards or num_shards == 1)
+    @property
+    def are_small(self) -> bool:
+        """Whether all frames are small, and each is decoded alone."""
+        return all(group.nbytes <= SMALL and group.gop <= 1 for group in self.groups)
+
+    @property
+    def may_stay(self) -> bool:
+        """Whether frames may be resident: small ones, and decoded ones."""
+        return self.are_small or (self.stays and any(group.gop for group in self.groups))
 
 
 # ---- sets
@@ -221,7 +214,7 @@ _TARTANAIR = (
 _GOP_50, _GOP_250 = (Group(RGB, 50, 50),), (Group(RGB, 250, 250),)
 _VIDEO = (
     *(
-        Case(f"{name}, streamed", lengths, groups, 16, _LARGE_BATCHES, fixed_shards=False)
+        Case(f"{name}, streamed", lengths, groups, 16, _LARGE_BATCHES, stays=False)
         for name, lengths, groups in (
             ("60 of 100, GOP 50", (100,) * 60, _GOP_50),
             ("30 of 600, GOP 250", (600,) * 30, _GOP_250),
@@ -250,7 +243,7 @@ _EQUAL = tuple(
         clip_len,
         workers=(4, 8, 16),
         in_summary=(number, kind, clip_len) in _SHOWN,
-        fixed_shards=group.gop < 2,  # video of a dataset that does not fit into memory
+        stays=group.gop < 2,  # video of a dataset that does not fit into memory
     )
     for number, (kind, group), clip_len in product((24, 48, 200), _KINDS.items(), (16, 64))
 )
@@ -260,7 +253,7 @@ _MANY = tuple(
         (300,) * 2000,
         (_KINDS[kind],),
         ranks=(1, 8, 32),
-        fixed_shards=False,
+        stays=False,
         in_summary=kind == "GOP 50",
     )
     for kind in ("GOP 50", "raw, mapped")
@@ -298,71 +291,22 @@ def plan_epoch(case: Case, job: Job, epoch: int = 0, *, seed: int = 1) -> Planne
     """Plan an epoch with default settings, as a loader does."""
     layout = case.layout
     table = enumerate_clips(ClipSpec(case.clip_len), layout, np.arange(len(layout)))
-    fitted = _plan_memory(case, job, table, layout, seed)
-    settings = fitted.settings
-    plan_class = order_of(settings).plan_class(settings, epoch, 0)
-    columns, nbytes = list[IntArray](), 0
+    rows = RowTable.of(table)
+    fitted = _plan_memory(case, job, rows, layout, seed)
+    settings, columns = fitted.settings, list[IntArray]()
     for index in range(job.num_shards):
-        plan = plan_class(table, layout, settings, epoch=epoch, shard=Shard(index, job.num_shards))
-        columns.append(_rows(plan, index, job, is_resident=fitted.in_memory is not None))
-        resident = [group.max_resident_frames for group in plan.groups]
-        nbytes = max(nbytes, fitted.nbytes(fitted.memory(resident)))
+        shard = Shard(index, job.num_shards)
+        plan = EpochPlan(table, layout, settings, epoch=epoch, shard=shard, rows=rows)
+        columns.append(_rows(plan, index, job, is_resident=fitted.stays))
     step, rank, episode, start, reader = np.concatenate(columns, axis=1)
-    is_decoded = not (settings.resident and epoch)
+    is_decoded = not (fitted.stays and epoch)
+    is_permuted = settings.is_permuted or not is_decoded
     return PlannedEpoch(
         EpochRows(step, rank, episode, start, reader if is_decoded else None),
-        f"{settings.num_cursors} x {settings.block_frames}" if is_decoded else "all clips",
-        nbytes,
-        settings.resident,
-        settings.num_cursors * job.num_shards if is_decoded else MOST,
-    )
-
-
-def plan_shares(case: Case, job: Job, epoch: int = 0, *, seed: int = 1) -> PlannedEpoch:
-    """Plan an epoch by equal shares, with the settings that `ShareRequest` chooses."""
-    lengths = np.array(case.lengths, np.int64)
-    clips = enumerate_clips(ClipSpec(case.clip_len), case.layout, np.arange(len(lengths)))
-    table = RowTable.of(clips)
-    groups = [group.frames_of(lengths, case.clip_len) for group in case.groups]
-    frame, num_frames = sum(group.nbytes for group in case.groups), int(lengths.sum())
-    batches = BATCHES * job.batch_size * case.clip_len * frame
-    cursors = max(LEAST_CURSORS, 2 * job.batch_size) * (case.clip_len + LEAST_BLOCK) * frame
-    limit = job.memory_limit or min(MOST_LIMIT, max(USUAL_LIMIT, batches + cursors))
-    room, shards = limit - batches, job.num_shards
-    fixed = shards if case.fixed_shards else 1
-    is_small = all(group.nbytes <= FREE and not group.gop for group in case.groups)
-    is_permuted = is_small and num_frames * frame <= room
-    is_resident = (
-        not is_permuted and case.may_stay(shards) and -(-num_frames // fixed) * frame <= room
-    )
-    request = ShareRequest(
-        table, groups, job.batch_size, job.ranks, max(1, job.workers), room, is_resident
-    )
-    settings = request.choose()
-    settings = replace(settings, is_resident=is_resident, is_permuted=is_permuted)
-    columns = []
-    for index in range(shards):
-        numbers = index, shards, job.batch_size
-        order = order_of_shard(table, groups, settings, EpochKey(seed, epoch), *numbers)
-        emitted = None
-        if isinstance(order, SharedOrder):
-            emitted = order.rounds.rows(0, order.rounds.num_rounds)
-        row = order.rows(0, order.num_rows) if emitted is None else emitted.row
-        rank, worker = divmod(index, max(1, job.workers))
-        step = np.arange(len(row)) // job.batch_size * max(1, job.workers) + worker
-        reader = np.full_like(row, index)
-        if emitted is not None and not is_resident:
-            reader += shards * emitted.piece
-        columns.append(np.stack((step, np.full_like(row, rank), *table.locate(row), reader)))
-    step, rank, episode, start, reader = np.concatenate(columns, axis=1)
-    is_decoded = not is_permuted and not (is_resident and epoch)
-    chosen = f"{settings.num_cursors} x {settings.block_rows}"
-    return PlannedEpoch(
-        EpochRows(step, rank, episode, start, reader if is_decoded else None),
-        "all clips" if is_permuted or (is_resident and epoch) else chosen,
-        0,
-        is_resident,
-        MOST if is_permuted or (is_resident and epoch) else settings.num_cursors * shards,
+        "all clips" if is_permuted else f"{settings.num_cursors} x {settings.block_rows}",
+        fitted.division.nbytes(fitted.division.memory),
+        fitted.stays,
+        MOST if is_permuted else settings.num_cursors * job.num_shards,
     )
 
 
@@ -372,50 +316,50 @@ def measured(case: Case, planned: PlannedEpoch) -> Mixing:
 
 
 def _plan_memory(
-    case: Case, job: Job, table: ClipTable, layout: EpisodeLayout, seed: int
-) -> MemoryPlan:
+    case: Case, job: Job, rows: RowTable, layout: EpisodeLayout, seed: int
+) -> EpochMemory:
     """The settings that a `loader.pipes.view_order.ViewOrder` chooses for such a dataset."""
-    num_frames, num_groups = int(layout.num_frames.sum()), len(case.groups)
+    windows = [Window.of(ClipSpec(case.clip_len))] * len(case.groups)
 
-    def request_of(num_shards: int) -> MemoryRequest:
-        parts = num_shards if case.fixed_shards else 1
-        frames = -(-num_frames // parts) * case.may_stay(num_shards)
-        return MemoryRequest(
-            ClipStats.of(table, layout),
+    def request_of(num_ranks: int, num_workers: int) -> SettingsRequest:
+        return SettingsRequest(
+            rows,
+            layout,
+            windows,
             PlanSettings(seed=seed, batch_size=job.batch_size),
             case.sizes(job.batch_size),
-            num_shards,
-            frames_in_memory=(frames,) * num_groups,
+            num_ranks,
+            num_workers,
+            are_small=case.are_small,
         )
 
-    requests = [request_of(number) for number in (1, job.num_shards)]
+    workers = max(1, job.workers)
+    requests = [request_of(1, 1), request_of(job.ranks, workers)]
     wanted = max(request.wanted_limit for request in requests)
     request = requests[-1]
-    limit = job.memory_limit or usual_limit(wanted, max(1, job.workers))
-    fitted = request.plan_memory(limit)
-    if fitted.in_memory is None or not case.fixed_shards:
-        return fitted
-    settings = replace(fitted.settings, resident=True)
-    if job.num_shards > 1:
-        windows = [Window.of(table.spec)] * num_groups
-        of_shards = shard_runs(table, layout, windows, settings, job.num_shards)
-        _, most = frames_of_shards(*of_shards, layout.num_frames, windows)
-        fitted = replace(fitted, sizes=request.sizes, in_memory=None).with_all(most)
-    if fitted.in_memory is None:
-        return replace(request, frames_in_memory=()).plan_memory(limit)
-    return replace(fitted, settings=settings)
+    limit = job.memory_limit or usual_limit(wanted, workers)
+    frames = -(-int(layout.num_frames.sum()) // job.num_shards) * case.may_stay
+    chosen = request.choose(limit, (frames,) * len(case.groups))
+    if job.num_shards == 1 or not chosen.settings.is_resident:
+        return chosen
+    groups = frame_groups(layout, windows)
+    of_shards = ShardRows(rows, groups, chosen.settings, EpochKey(seed, 0))
+    _, most = frames_of_shards(*of_shards.runs(job.num_shards), layout.num_frames, windows)
+    division = replace(chosen.division, sizes=request.sizes, in_memory=None).with_all(most)
+    if division.in_memory is None:
+        return request.choose(limit, ())
+    return replace(chosen, division=division)
 
 
-def _rows(plan: Plan, shard: int, job: Job, *, is_resident: bool) -> IntArray:
+def _rows(plan: EpochPlan, shard: int, job: Job, *, is_resident: bool) -> IntArray:
     """Step, rank, episode, start and reader of a shard's clips, int64[5, n]."""
     clips = plan.clips(0, plan.num_rounds)
     rank, worker = divmod(shard, max(1, job.workers))
     step = clips.batch * max(1, job.workers) + worker
     reader = np.full_like(step, shard)
     if not is_resident:  # a cursor reads a run of clips
-        number = np.unique(np.stack((clips.cursor, clips.run)), axis=1, return_inverse=True)[1]
-        reader = number * job.num_shards + shard
-    return np.stack((step, np.full_like(step, rank), clips.episode, clips.start, reader.ravel()))
+        reader += clips.run * job.num_shards
+    return np.stack((step, np.full_like(step, rank), clips.episode, clips.start, reader))
 
 
 # ---- tables
@@ -541,13 +485,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("set", nargs="*", help="parts of names of sets; by default all")
     parser.add_argument("--write", action="store_true", help="write ORDER.md and docs/order.md")
-    parser.add_argument("--shares", action="store_true", help="measure the order by equal shares")
     options = parser.parse_args(arguments)
-    if (options.set or options.shares) and options.write:
-        parser.error("--write measures all sets in the order of loaders")
+    if options.set and options.write:
+        parser.error("--write measures all sets")
     cases = [c for c in CASES if not options.set or any(part in c.name for part in options.set)]
     measured_code = commit_line()
-    rows = list(rows_of(cases, plan_shares if options.shares else plan_epoch))
+    rows = list(rows_of(cases))
     print(table(rows))
     print(misses(rows))
     if options.write:

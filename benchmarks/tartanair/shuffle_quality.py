@@ -1,8 +1,8 @@
 """How settings change an order: `python -m benchmarks.tartanair.shuffle_quality [--write]`.
 
 Prints three Markdown tables with figures of `benchmarks.mixing`. The first covers
-abandonedfactory's ten episodes: plans over a grid of cursors, blocks and run lengths, plans with
-default settings, and for comparison sequential reading, a 100-clip buffer over sequential reading,
+abandonedfactory's ten episodes: plans over a grid of cursors and blocks, plans with default
+settings, and for comparison sequential reading, a 100-clip buffer over sequential reading,
 and a full permutation. The second has default settings by number of shards, the third those of a
 million episodes in thousands of shards. `--write` writes them into ORDER.md. Computes with integers
 only; reads no data.
@@ -16,16 +16,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
-from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.memory import AHEAD, FrameSizes, MemoryRequest
 
 from benchmarks.mixing import EpochRows, Mixing, mean, shuffled_episodes
 from benchmarks.mixing import measure as measure_rows
 from benchmarks.prose import write as write_block
 from benchmarks.timing import commit_of_code
 from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
-from seqrecord.loader.sampling.runs import Shard
+from seqrecord.loader.sampling.cursor_shares import num_used
+from seqrecord.loader.sampling.decoding_units import FrameGroup
+from seqrecord.loader.sampling.epoch_plans import EpochPlan
+from seqrecord.loader.sampling.epoch_rows import frame_groups
+from seqrecord.loader.sampling.frame_life import FrameLife, life_of_frames, peak_bytes
+from seqrecord.loader.sampling.frame_sizes import FrameSizes
+from seqrecord.loader.sampling.plan_settings import PlanSettings
+from seqrecord.loader.sampling.row_tables import RowTable
+from seqrecord.loader.sampling.runs import Shard, Window
+from seqrecord.loader.sampling.settings_choice import SettingsRequest
 from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.tables.grids import ChunkGrid
 
@@ -39,7 +45,6 @@ __all__ = [
     "default_settings",
     "episode_table",
     "measure",
-    "memory_request",
     "orders",
     "shards",
 ]
@@ -77,37 +82,26 @@ def episode_table(num_frames: Sequence[int] | IntArray, chunk_frames: int) -> Ep
     return EpisodeLayout(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
 
 
-def memory_request(
-    stats: ClipStats,
-    settings: PlanSettings,
-    *,
-    shuffle_buffer: int | None = None,
-    num_cursors: int | None = None,
-    num_shards: int = 1,
-) -> MemoryRequest:
-    """Memory request with frames of one byte, so that limits are numbers of frames."""
-    sizes = FrameSizes((1,) * len(stats.groups), 0, 0)
-    return MemoryRequest(stats, settings, sizes, num_shards, num_cursors, shuffle_buffer)
-
-
 def default_settings(
-    stats: ClipStats,
+    table: ClipTable,
+    episodes: EpisodeLayout,
     settings: PlanSettings,
     *,
-    shuffle_buffer: int | None,
-    max_held: int,
-    num_cursors: int | None = None,
+    max_frames: int,
+    shuffle_buffer: int | None = None,
     num_shards: int = 1,
 ) -> PlanSettings:
-    """Settings chosen by default if at most `max_held` frames stay in memory."""
-    asked = memory_request(
-        stats,
+    """Settings chosen by default if at most `max_frames` frames fit into memory."""
+    request = SettingsRequest(
+        RowTable.of(table),
+        episodes,
+        [Window.of(table.spec)] * len(episodes.groups),
         settings,
+        FrameSizes((1,) * len(episodes.groups), 0, 0),  # so that limits are numbers of frames
+        num_shards,
         shuffle_buffer=shuffle_buffer,
-        num_cursors=num_cursors,
-        num_shards=num_shards,
     )
-    return asked.default_settings(max_held, int(AHEAD * max_held))
+    return request.choose(max_frames, ()).settings
 
 
 def buffered(num_clips: int, buffer: int, seed: int) -> IntArray:
@@ -183,26 +177,38 @@ def measure(
     `some` is the number of evenly spaced shards to measure per epoch, by default all. `distinct`
     is the number of distinct frames of the clips; counted by default.
     """
+    [group] = frame_groups(episodes, [Window.of(table.spec)])
+    rows = RowTable.of(table)
     if distinct is None:
-        in_order = EpochPlan(table, episodes, PlanSettings(shuffle=False))  # loads each frame once
-        distinct = sum(int(work.groups[0].loads.count.sum()) for work in in_order.rounds())
+        distinct = num_used(rows, group)
     chosen = np.unique(np.linspace(0, num_shards - 1, some or num_shards).astype(int)).tolist()
     mixings, read, resident = [], 0, 0
     for epoch in range(epochs):
         columns = []
         for rank, index in enumerate(chosen):
             shard = Shard(index, num_shards)
-            plan = EpochPlan(table, episodes, settings, epoch=epoch, shard=shard)
-            for work in plan.rounds():
-                clips = work.clips
-                ranks = np.full_like(clips.batch, rank)
-                columns.append((clips.batch, ranks, clips.episode, clips.start))
-                read += int(work.groups[0].loads.count.sum())
-            resident = max(resident, plan.groups[0].max_resident_frames)
-        rows = EpochRows(*map(np.concatenate, zip(*columns, strict=True)))
-        mixings.append(measure_rows(rows, episodes.num_frames, table.spec.span))
+            plan = EpochPlan(table, episodes, settings, epoch=epoch, shard=shard, rows=rows)
+            clips = plan.clips(0, plan.num_rounds)
+            ranks = np.full_like(clips.batch, rank)
+            columns.append((clips.batch, ranks, clips.episode, clips.start))
+            life = _life(plan, group)
+            read += life.num_decoded
+            resident = max(resident, peak_bytes([(group, life)], plan.num_rounds))
+        epoch_rows = EpochRows(*map(np.concatenate, zip(*columns, strict=True)))
+        mixings.append(measure_rows(epoch_rows, episodes.num_frames, table.spec.span))
     share = epochs * len(chosen) / num_shards
     return Measured(mean(mixings), resident, read / share / distinct)
+
+
+def _life(plan: EpochPlan, group: FrameGroup) -> FrameLife:
+    """When the frames of a plan are decoded and freed."""
+    clips = plan.clips(0, plan.num_rounds)
+    place = np.arange(len(clips))
+    rounds = np.searchsorted(plan.edges(0, plan.num_rounds), place, side="right") - 1
+    by_run = clips.run.argsort(kind="stable")
+    episode, start = clips.episode[by_run], clips.start[by_run]
+    frames = group.frames(episode, start)
+    return life_of_frames(group, clips.run[by_run], episode, frames, rounds[by_run])
 
 
 def shards(epochs: int = EPOCHS, sampled: int = SAMPLED) -> Iterator[str]:
@@ -246,10 +252,10 @@ def _shards_row(
     episodes = episode_table(lengths, CHUNK)
     table = enumerate_clips(SPEC, episodes, np.arange(len(episodes)))
     chosen = default_settings(
-        ClipStats.of(table, episodes),
+        table,
+        episodes,
         PlanSettings(seed=1, batch_size=BATCH),
-        shuffle_buffer=None,
-        max_held=room,
+        max_frames=room,
         num_shards=num_shards,
     )
     measured = measure(
@@ -271,38 +277,20 @@ def _shards_row(
 
 def _grid(table: ClipTable, episodes: EpisodeLayout) -> Iterator[tuple[str, PlanSettings]]:
     base = PlanSettings(seed=1, batch_size=BATCH)
-    for cursors, block, run in (
-        (8, 8, 512),
-        (8, 32, None),
-        (8, 96, None),
-        (16, 8, None),
-        (16, 40, None),
-        (24, 24, None),
-        (32, 8, 512),
-        (32, 8, 1024),
-        (32, 8, None),
-        (32, 1, None),
-        (41, 8, None),
-        (41, 8, 512),
-        (64, 8, None),
-        (64, 32, None),
+    for cursors, block in (
+        *((8, 8), (8, 32), (8, 96), (16, 8), (16, 40), (24, 24)),
+        *((32, 1), (32, 8), (41, 8), (64, 8), (64, 32)),
     ):
-        settings = replace(base, num_cursors=cursors, block_frames=block, run_frames=run)
+        settings = replace(base, num_cursors=cursors, block_rows=block)
         yield _described(settings), settings
     for buffer in (64, 256, 1000, None):
-        chosen = default_settings(
-            ClipStats.of(table, episodes), base, shuffle_buffer=buffer, max_held=FRAMES
-        )
+        chosen = default_settings(table, episodes, base, shuffle_buffer=buffer, max_frames=FRAMES)
         asked = "default" if buffer is None else f"default for shuffle_buffer {buffer}"
-        name = f"{asked}: {_described(chosen)}"
-        yield name, chosen
+        yield f"{asked}: {_described(chosen)}", chosen
 
 
 def _described(settings: PlanSettings) -> str:
-    return (
-        f"{settings.num_cursors} cursors, blocks of {settings.block_frames}, "
-        f"runs of {settings.run_frames or 'any length'}"
-    )
+    return f"{settings.num_cursors} cursors, blocks of {settings.block_rows}"
 
 
 def _row(

@@ -10,10 +10,14 @@ from benchmarks import ranks
 from benchmarks.ranks import Case, measure, write
 
 
-def test_episodes_and_decodes_of_a_case(tmp_path: Path) -> None:
-    case = Case("", (40,) * 8, "raw", 8, clip_len=2, batch_size=4)
+@pytest.mark.parametrize(("size", "limits"), [(8, (1.0, 4.0)), (150, (1.1, 1.1))])
+def test_episodes_and_decodes_of_a_case(
+    size: int, limits: tuple[float, float], tmp_path: Path
+) -> None:
+    """Each rank permutes all small frames, and so reads most of them."""
+    case = Case("", (40,) * 8, "raw", size, clip_len=2, batch_size=4)
     dataset = write(case, tmp_path / "records")
-    for number, most in ((1, 1.0), (4, 1.1)):
+    for number, most in zip((1, 4), limits, strict=True):
         found = measure(case, dataset, number)
         assert 1 <= found.decodes <= most
         for mixing in (found.first, found.later):
