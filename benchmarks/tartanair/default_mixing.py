@@ -326,6 +326,7 @@ def _plan_memory(
             rows,
             layout,
             windows,
+            None,
             PlanSettings(seed=seed, batch_size=job.batch_size),
             case.sizes(job.batch_size),
             num_ranks,

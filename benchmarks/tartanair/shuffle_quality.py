@@ -96,6 +96,7 @@ def default_settings(
         RowTable.of(table),
         episodes,
         [Window.of(table.spec)] * len(episodes.groups),
+        None,
         settings,
         FrameSizes((1,) * len(episodes.groups), 0, 0),  # so that limits are numbers of frames
         num_shards,
