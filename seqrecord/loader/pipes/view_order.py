@@ -287,7 +287,10 @@ class ViewOrder:
         frames = self.staying_frames(num_shards, segments, saved)
         if saved is not None:
             return request.keep(saved, limit, frames)
-        chosen = request.choose(limit, frames)
+        all_frames: tuple[int, ...] = ()
+        if request.are_small:
+            all_frames = tuple(frames.num_frames for frames in self._frames_of_epochs)
+        chosen = request.choose(limit, frames, all_frames)
         is_guess = num_shards > 1 and chosen.stays
         if not (is_guess and self.has_fixed_shards(num_shards, segments, chosen.settings)):
             return chosen
@@ -343,7 +346,7 @@ class ViewOrder:
         if not any(frames):
             return None
         request = self.memory_request(num_shards)
-        settings = request.choose(1 << 62, frames).settings
+        settings = request.choose(1 << 62, frames, frames).settings
         frames = self.staying_frames(num_shards, (), settings)
         return request.limit_to_stay(frames) if any(frames) else None
 

@@ -49,7 +49,7 @@ class PositionRounds:
 
     def __init__(self, order: RowOrder, table: RowTable) -> None:
         self._order, self.num_rows = order, order.num_rows
-        bounds = table.bounds if len(table) else np.zeros(1, np.int64)
+        bounds = table.bounds if order.num_rows else np.zeros(1, np.int64)
         pieces = order.pieces if isinstance(order, PermutedOrder) else None
         first, count = bounds[:-1], bounds[1:] - bounds[:-1]
         if pieces is not None and len(pieces):

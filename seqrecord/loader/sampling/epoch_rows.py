@@ -185,9 +185,14 @@ class EpochRows:
 
     def runs(self, num_shards: int, shards: IntArray | None = None) -> tuple[Runs, IntArray]:
         """The runs of `shards`, int64, by default of all; and the place of each row's shard in
-        them, int64[rows].
+        them, int64[rows]. A shard without rows has those that it repeats.
         """
         pieces, owner = self.pieces(num_shards)
+        counts = np.bincount(owner, pieces.count, num_shards).astype(np.int64)
+        if self.settings.last_batch == "repeat" and (empty := np.flatnonzero(counts == 0)).size:
+            first, owner = np.append(pieces.first, 0 * empty), np.append(owner, empty)
+            count = np.append(pieces.count, np.full_like(empty, counts.max()))
+            pieces = Pieces(first, count, owner)
         if shards is not None:
             is_chosen = np.isin(owner, shards)
             pieces = Pieces(pieces.first[is_chosen], pieces.count[is_chosen], owner[is_chosen])

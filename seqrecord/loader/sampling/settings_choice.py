@@ -122,15 +122,17 @@ class SettingsRequest:
 
     # ---- settings
 
-    def choose(self, limit: int, frames: Sequence[int]) -> EpochMemory:
+    def choose(
+        self, limit: int, frames: Sequence[int], all_frames: Sequence[int] = ()
+    ) -> EpochMemory:
         """The settings and the memory within `limit` bytes; `frames` frames of each group may stay
-        in memory.
+        in memory, or `all_frames` of all shards.
 
         Raises `MemoryLimitError` with the smallest sufficient limit.
         """
         best: EpochMemory | None = None
         for division, room in self._divisions(limit):
-            chosen, is_limited = self._chosen(division, room, frames)
+            chosen, is_limited = self._chosen(division, room, frames, all_frames)
             if best is None or chosen.settings.num_cursors > best.settings.num_cursors:
                 best = chosen
             if not is_limited:
@@ -157,7 +159,7 @@ class SettingsRequest:
         return self.sizes.divisions(limit, least, self.what, self.url)
 
     def _chosen(
-        self, division: MemoryDivision, room: int, frames: Sequence[int]
+        self, division: MemoryDivision, room: int, frames: Sequence[int], all_frames: Sequence[int]
     ) -> tuple[EpochMemory, bool]:
         """The settings for a division with `room` bytes of frames, and whether more memory would
         mix better.
@@ -168,12 +170,10 @@ class SettingsRequest:
             return self._settled(settings, staying), False
         if not settings.shuffle:
             return self._settled(self._in_order(room), staying), False
-        if self.are_small and self.num_shards > 1:  # each shard permutes the rows of all
-            all_rows = division.with_all(self._all_frames)
-            if all_rows.in_memory is not None:
-                return self._settled(replace(settings, is_permuted=True), all_rows), False
-        elif self.are_small and staying.in_memory is not None:
-            return self._settled(replace(settings, is_permuted=True), staying), False
+        if self.are_small:  # each shard permutes the rows of all
+            permuted = division.with_all(all_frames)
+            if permuted.in_memory is not None:
+                return self._settled(replace(settings, is_permuted=True), permuted), False
         stays = staying.in_memory is not None
         shares, most = (self._choice(nbytes, stays=stays) for nbytes in (room, UNLIMITED))
         settings, is_limited = (
