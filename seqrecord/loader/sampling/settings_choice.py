@@ -24,6 +24,7 @@ from seqrecord.loader.sampling.frame_sizes import (
     MOST_OF_RANK,
     PREFETCH,
     STAYING,
+    USUAL_LIMIT,
     FrameSizes,
     MemoryDivision,
 )
@@ -301,7 +302,10 @@ class SettingsRequest:
         """
         if not self.settings.shuffle or not find_order(self.settings.order).is_mixed:
             return self.least_limit
-        nbytes = ceil(self._room_of_most * AHEAD) + self.sizes.beside_arena(PREFETCH, 1)
+        beside = self.sizes.beside_arena(PREFETCH, 1)
+        nbytes = ceil(self.sizes.held(self._all_frames) * AHEAD) + beside
+        if nbytes > USUAL_LIMIT:  # else as good as less
+            nbytes = ceil(self._room_of_most * AHEAD) + beside
         return min(MOST_OF_RANK, nbytes)
 
     @cached_property
