@@ -9,8 +9,8 @@ batch, the mean of all ranks, and its standard error in random orders; decoded f
 stored one; buffers in parts of `memory_limit`; episodes in a batch with the budget, and in a batch
 of equally many clips without. `--plans` measures the plans of the same loaders, which read no
 frame: all but the last three. `--seeds N` has the correlation of packed batches over N seeds, with
-its sign: mean and standard deviation. `--memory N` limits the memory of a loader to N frames, so
-that windows have fewer batches. `--planning` measures the CPU time of plans instead.
+its sign: mean and standard deviation. `--memory N` limits the memory of a loader to N frames: those
+of a window that have no room are decoded again. `--planning` measures the CPU time of plans.
 """
 
 from __future__ import annotations

@@ -194,7 +194,10 @@ def measure(
             columns.append((clips.batch, ranks, clips.episode, clips.start))
             life = _life(plan, group)
             read += life.num_decoded
-            resident = max(resident, peak_bytes([(group, life)], plan.num_rounds))
+            peak = peak_bytes([(group, life)], plan.num_rounds)
+            # A load has all frames of a chunk.
+            peak += plan.num_cursors * (group.num_together(rows.episode) - 1)
+            resident = max(resident, peak)
         epoch_rows = EpochRows(*map(np.concatenate, zip(*columns, strict=True)))
         mixings.append(measure_rows(epoch_rows, episodes.num_frames, table.spec.span))
     share = epochs * len(chosen) / num_shards

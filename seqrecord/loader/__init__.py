@@ -1,13 +1,13 @@
 """Loader: stream shuffled clips of a dataset into PyTorch.
 
-An epoch is planned as integers: chunks to load, clips to gather, frames to free. Threads of
+An epoch is planned as integers: clips in their order, and runs of their frames. Threads of
 the engine execute the plan. A batch is one gather per feature from decoded frames.
 
 Read first, in this order:
 
 - `pipes.loaders`: `SeqRecordPipe` and its siblings; `pipes.options`: their arguments.
 - `pipes.make_view`: from options to clips; `clips.sample_tables`: tables of samples.
-- `sampling.plan`, `sampling.epoch`, `sampling.runs`: the plan of an epoch.
+- `sampling.share_orders`, `sampling.epoch_plans`: the order and the plan of an epoch.
 - `pipes.epochs`, `pipes.states`: positions, ranks, workers and resume.
 - `engine.executor`: the loop over rounds; `engine.frame_store`: rows of decoded frames.
 - `engine.chunk_loader`: loads of chunks; `engine.buffers`: gathers into batches.

@@ -701,13 +701,13 @@ class EngineOptions:
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2, engine=engine)
 
     Args:
-        num_cursors: number of positions in the dataset from which clips are mixed, at least 1.
-            Default: chosen from `memory_limit`. No effect with `shuffle=False` or
-            `order="sequences"`.
-        shuffle_buffer: greatest number of clips from which the next clip is drawn. The buffer
-            stores no frames. Default: limited by `memory_limit` only, so an epoch that fits is
-            fully shuffled. An epoch begins with 256 clips, and the number at most doubles in each
-            round, for an early first batch. No effect with `shuffle=False` or `order="sequences"`.
+        num_cursors: upper bound of the number of positions in the dataset from which clips are
+            mixed, at least 1. Default: chosen from `memory_limit`. No effect with `shuffle=False`
+            or `order="sequences"`, or if epochs are permuted.
+        shuffle_buffer: greatest number of clips of a round, which are mixed with each other. The
+            buffer stores no frames. Default: limited by `memory_limit` only. An epoch begins with
+            two batches, and the number at most doubles in each round, for an early first batch. No
+            effect with `shuffle=False` or `order="sequences"`, or if epochs are permuted.
         num_threads: threads for reading, decoding and copying, 1 to 1,024. Default: this process's
             share of the cores: the cores of its affinity and of the container's CPU quota, divided
             by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or the variables of MPI and
