@@ -33,9 +33,8 @@ class Simulation:
         unit_begin: Callable[[int, int], int] | None,
         rows: Rows,
         frames: IntArray,
-        gap: int | None,
     ) -> None:
-        self.is_alone, self.gap = unit_begin is None, gap
+        self.is_alone = unit_begin is None
         self.uses = defaultdict[int, dict[Unit, set[int]]](lambda: defaultdict(set))
         rounds_of = defaultdict[Unit, set[int]](set)
         columns = (column.tolist() for column in (*rows, frames))
@@ -55,13 +54,8 @@ class Simulation:
             self._run(index)
 
     def _stay_end(self, unit: Unit, index: int) -> int:
-        """The last round before a gap, from a round that uses the unit on."""
-        rounds = self.rounds_of[unit]
-        for later in rounds[bisect_right(rounds, index) :]:
-            if self.gap is not None and later - index > self.gap:
-                break
-            index = later
-        return index
+        """The last round that uses the unit, from a round that does on."""
+        return max(index, self.rounds_of[unit][-1])
 
     def _is_used(self, unit: Unit, frame: int, start: int, last: int) -> bool:
         return any(
@@ -182,7 +176,6 @@ def test_lives_are_those_of_a_simulation(part: int) -> None:
         rows, start = drawn_rows(rng, num_frames)
         run, episode, rounds = rows
         num_rounds = int(rounds.max()) + 1
-        gap = None if rng.random() < 0.3 else int(rng.choice([0, 1, 2, 3, 7, 50]))
         lives, alive = [], np.zeros(num_rounds, np.int64)
         for _ in range(int(rng.integers(1, 4))):
             grid, begins = drawn_grid(rng, num_frames)
@@ -191,8 +184,8 @@ def test_lives_are_those_of_a_simulation(part: int) -> None:
             frames = group.frames(episode, start)
             if rng.random() < 0.3:  # given by a function
                 frames = rng.integers(0, num_frames[episode][:, None], (len(run), 5))
-            life = life_of_frames(group, run, episode, frames, rounds, gap)
-            simulation = Simulation(_unit_begin(begins), rows, frames, gap)
+            life = life_of_frames(group, run, episode, frames, rounds)
+            simulation = Simulation(_unit_begin(begins), rows, frames)
             columns = (life.run, life.frame, life.first, life.last)
             assert sorted(zip(*(c.tolist() for c in columns), strict=True)) == sorted(
                 simulation.lives
@@ -227,10 +220,9 @@ def test_frames_and_decoders_are_there_rounds_ahead() -> None:
     assert peak_bytes([(group, life)], 6, ahead=3) == 22  # in round 0, both decoders
 
 
-@pytest.mark.parametrize("gap", [None, 0, 2])
 @pytest.mark.parametrize("offsets", [(0,), (-(10**9), 0)])
 def test_memory_follows_from_the_uses_not_from_the_frames_between(
-    gap: int | None, offsets: tuple[int, ...]
+    offsets: tuple[int, ...],
 ) -> None:
     length = 10**8
     starts = np.array([0, length // 2, length - 1])
@@ -238,7 +230,7 @@ def test_memory_follows_from_the_uses_not_from_the_frames_between(
     zeros, rounds = np.zeros(3, np.int64), np.array([0, 1, 5])
     frames = group.frames(zeros, starts)
     tracemalloc.start()
-    life = life_of_frames(group, zeros, zeros, frames, rounds, gap)
+    life = life_of_frames(group, zeros, zeros, frames, rounds)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert set(life.frame.tolist()) == {0, length // 2, length - 1}

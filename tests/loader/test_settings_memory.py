@@ -14,6 +14,7 @@ from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.share_orders import EpochKey, SharedOrder, order_of_shard
 from seqrecord.loader.sampling.share_settings import ShareRequest
 from seqrecord.store.tables.grids import ChunkGrid, IntArray, ragged_arange
+from tests.loader.test_cursor_rounds import rounds_of_rows
 
 
 def table_of(counts: IntArray) -> RowTable:
@@ -31,7 +32,7 @@ def walked(table: RowTable, groups: list[FrameGroup], order: SharedOrder) -> int
     pieces = order.rounds.pieces
     run, offset = ragged_arange(pieces.count)
     episode, start = table.locate(pieces.first[run] + offset)
-    at = order.rounds.rounds_of(0, len(pieces))
+    at = rounds_of_rows(order.rounds)
     lives = [(g, life_of_frames(g, run, episode, g.frames(episode, start), at)) for g in groups]
     return peak_bytes(lives, order.rounds.num_rounds)
 

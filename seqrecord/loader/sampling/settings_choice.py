@@ -13,7 +13,6 @@ from math import ceil
 
 import numpy as np
 
-from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.clips.tables import EpisodeLayout
 from seqrecord.loader.sampling.cursor_shares import EpisodeSequence, leading, num_used
@@ -217,10 +216,7 @@ class SettingsRequest:
     def _choice(self, room: int, *, stays: bool) -> ShareSettings:
         if not len(self.rows):
             return ShareSettings(1, 1)
-        try:
-            return self._requests[stays].choose(room)
-        except MemoryLimitError:  # the store drops frames
-            return ShareSettings(1, 1)
+        return self._requests[stays].choose(room)
 
     def _settings(self, shares: ShareSettings, *, stays: bool = False) -> PlanSettings:
         return replace(

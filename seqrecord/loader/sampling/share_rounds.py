@@ -124,14 +124,6 @@ class CursorRounds:
         index = bisect_right(range(self.num_rounds), number, key=self.before) - 1
         return index, number - self.before(index)
 
-    def rounds_of(self, begin: int, end: int) -> IntArray:
-        """The rounds of the rows of pieces `[begin, end)`, front to back; int64[rows]."""
-        pieces = self.pieces
-        piece, offset = ragged_arange(pieces.count[begin:end])
-        cursor, place = pieces.cursor[begin:end][piece], pieces.places[begin:end][piece] + offset
-        edge = -((self._drawn[cursor] - (place + 1) * self.num_rows) // self.row_counts[cursor])
-        return self._round_at(edge) - 1
-
     def rows(self, start: int, stop: int) -> RoundRows:
         """The rows of rounds `[start, stop)`."""
         emitted = self.emitted(np.arange(start, stop + 1))

@@ -23,7 +23,6 @@ from math import ceil
 
 import numpy as np
 
-from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.clips.frames import ClipKeys
 from seqrecord.loader.sampling.cursor_shares import (
     GOLDEN,
@@ -39,7 +38,6 @@ from seqrecord.loader.sampling.frame_life import FrameLife, life_of_frames, peak
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.tables.grids import IntArray, distinct, ragged_arange
-from seqrecord.store.units import format_size
 
 USUAL_REREAD = 0.035
 MOST_REREAD = 0.09
@@ -77,8 +75,6 @@ class ShareSettings:
         aligned: the part of the begins of shares that move to units.
         rotation: of the shards from turn to turn; see `cursor_shares`.
         reread: frames decoded twice because shares begin inside episodes, in parts of all.
-        gap: the most rounds without a use that a frame stays; `None` if it stays for its last use.
-        redecoded: frames decoded again because of `gap`, in parts of all.
         is_resident: whether frames stay in memory for later epochs.
         is_permuted: whether an epoch is a permutation of its rows.
     """
@@ -88,8 +84,6 @@ class ShareSettings:
     aligned: float = 1.0
     rotation: int = 0
     reread: float = 0.0
-    gap: int | None = None
-    redecoded: float = 0.0
     is_resident: bool = False
     is_permuted: bool = False
 
@@ -112,7 +106,6 @@ class ShareRequest:
         keeps_frames: whether frames stay in memory, so that a process decodes each once.
         max_cursors: upper bound of the number of cursors.
         max_round_rows: upper bound of the rows of a round.
-        beside: bytes of batches, for messages.
     """
 
     table: RowTable
@@ -123,7 +116,6 @@ class ShareRequest:
     keeps_frames: bool = False
     max_cursors: int | None = None
     max_round_rows: int | None = None
-    beside: int = 0
     _measured: dict[tuple[float, ...], float] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
@@ -144,10 +136,8 @@ class ShareRequest:
         return min(self.max_round_rows or _MOST_ROWS, _MOST_ROWS)
 
     def choose(self, room: int = UNLIMITED) -> ShareSettings:
-        """The settings, with `room` bytes for frames and decoders of a process.
-
-        Raises `MemoryLimitError` if one cursor does not fit, whose frames are decoded again for
-        each row.
+        """The settings, with `room` bytes for frames and decoders of a process: where one cursor
+        does not fit, those of one with blocks of one row.
         """
         most = max(1, len(self.table) // self.num_shards)
         most = min(most, self.most_rows, self.max_cursors or most)
@@ -157,10 +147,7 @@ class ShareRequest:
         most = self._with_block(most, room)
         count, aligned, rotation = self._spread(most, room)
         reread = self._reread(count, aligned)
-        if block := self._block(count, room):
-            return ShareSettings(count, block, aligned, rotation, reread)
-        gap, redecoded = self._longest_gap(room)
-        return ShareSettings(1, 1, aligned, rotation, reread, gap, redecoded)
+        return ShareSettings(count, self._block(count, room) or 1, aligned, rotation, reread)
 
     def least_room(self, num_cursors: int) -> int:
         """The bytes that so many cursors need at least."""
@@ -216,26 +203,6 @@ class ShareRequest:
         """The bytes of frames that a cursor has since they are loaded with others."""
         episode = self.table.episode
         return sum(one.nbytes * (one.num_together(episode) - 1) for one in self.groups)
-
-    def _longest_gap(self, room: int) -> tuple[int | None, float]:
-        """The longest gap of a cursor that fits, of which no load is ahead; `None` if frames stay.
-
-        Also the frames that it decodes again.
-        """
-        needed, decoded = self._walk.row_by_row()
-        if needed <= room:
-            return None, 0.0
-        gaps = (0, *(1 << power for power in range(13)))
-        longest = bisect_right(gaps, room, key=lambda gap: self._walk.row_by_row(gap)[0])
-        if longest:
-            gap = gaps[longest - 1]
-            return gap, self._walk.row_by_row(gap)[1] / max(1, decoded) - 1
-        needed = self._walk.row_by_row(0)[0]
-        raise MemoryLimitError(
-            "the frames of one clip do not fit into memory_limit",
-            expected=f"at least {format_size(needed + self.beside)}",
-            got=format_size(room + self.beside),
-        )
 
     # ---- reading
 
@@ -382,14 +349,6 @@ class CursorWalk:
         """
         return num_cursors * self._peak(block) + min(num_cursors, _BEGINS) * self._single
 
-    def row_by_row(self, gap: int | None = None) -> tuple[int, int]:
-        """The most bytes of one cursor with blocks of one row, of which no load is ahead; and the
-        bytes of frames that it decodes.
-        """
-        walks = [self._walk(order, self._rows, gap) for order in self._orders]
-        decoded = sum(g.nbytes * life.num_decoded for lives, _ in walks for g, life in lives)
-        return max(peak_bytes(lives, num_rows, 0) for lives, num_rows in walks), decoded
-
     def _peak(self, block: int) -> int:
         """The most bytes of one cursor that is not at the begin of its share."""
         if block not in self._peaks:
@@ -410,9 +369,7 @@ class CursorWalk:
         walks = [self._walk(order, self._rows >> 3, singly=True) for order in self._orders]
         return max(peak_bytes(lives, num_rows, 0) for lives, num_rows in walks)
 
-    def _walk(
-        self, order: IntArray, most: int, gap: int | None = None, *, singly: bool = False
-    ) -> Walk:
+    def _walk(self, order: IntArray, most: int, *, singly: bool = False) -> Walk:
         """The lives of frames, and the number of rows."""
         bounds, order = self._table.bounds, order[:most]
         ends = np.cumsum(bounds[order + 1] - bounds[order])
@@ -424,7 +381,7 @@ class CursorWalk:
         rounds = np.arange(len(run))
         run = rounds if singly else run
         lives = [
-            (group, life_of_frames(group, run, episode, group.frames_of(clips), rounds, gap))
+            (group, life_of_frames(group, run, episode, group.frames_of(clips), rounds))
             for group in self._groups
         ]
         return lives, len(rounds)
