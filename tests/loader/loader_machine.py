@@ -664,7 +664,7 @@ class MixMachine(LoaderMachine):
         """A rank's clips of a source are whole epochs of its share, and the rest of one."""
         assert len({*map(len, batches)}) == 1
         columns = {"dataset", *(f"{name}_is_missing" for name in self.sources)}
-        for rank in batches:
+        for number, rank in enumerate(batches):
             found: dict[str, list[Clip]] = {name: [] for name in self.sources}
             for batch in rank:
                 for clip in self.common.clips_in(batch):
@@ -673,8 +673,11 @@ class MixMachine(LoaderMachine):
                     found[name].append(self.sources[name].check(plain))
             for name, clips in found.items():
                 share = -(-len(self.sources[name].clips) // part.ranks)
+                repeats = number >= len(self.sources[name].clips) % part.ranks > 0
                 for start in range(0, len(clips) if part.epoch == 0 else 0, share):
                     epoch = clips[start : start + share]
+                    if repeats and len(epoch) == share > 1:
+                        assert epoch.pop() == epoch[0]
                     assert len({*epoch}) == len(epoch)
         return []
 

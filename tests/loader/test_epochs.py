@@ -62,21 +62,21 @@ def test_state_is_json(path: Path) -> None:
     (source,) = state.pop("sources")
     settings, request, episodes = (source.pop(k) for k in ("settings", "request", "episodes"))
     assert source.pop("normalization") == {}
-    assert source == {"rows": None, "rest": None, "excerpt_frames": None}
+    assert source == {"rows": None, "rest": None}
     place = {"epoch": 0, "batch": 1, "batch_size": 1, "ranks": 1, "workers": 1, "worker": None}
     assert state.pop("since") == 0
-    assert state == {"version": 12, **place, "segments": [], "shared_arguments": {}}
+    assert state == {"version": 13, **place, "segments": [], "shared_arguments": {}}
     assert request.pop("shapes")
     common = {"clip_len": 3, "stride": 1, "dilation": 1, "windows": {}, "pad": None}
-    more = {"shuffle_buffer": 16, "samples": None, "fixed_shards": True}
+    more = {"shuffle_buffer": 16, "samples": None}
     assert request == {**common, **more, "features": ["flow", "id", "image", "note"]}
     assert episodes.pop("digest")
     assert len(episodes.pop("marks")) == 4 * 4
     assert episodes == {"count": 4, "frames": 75, "dataset": pipe.dataset.fingerprint}
-    for name in ("block_frames", "first_block_frames", "num_cursors", "num_shares", "run_frames"):
-        assert (chosen := settings.pop(name)) is None or chosen > 0
+    assert all(settings.pop(name) > 0 for name in ("num_cursors", "block_rows", "aligned"))
+    assert settings.pop("rotation") == settings.pop("group") == 0
     asked = {"shuffle": True, "seed": 5, "batch_size": 4, "last_batch": "repeat"}
-    assert settings == {**asked, "order": "clips", "resident": False}
+    assert settings == {**asked, "order": "clips", "is_resident": False, "is_permuted": False}
     list(iterator)
     assert (pipe.state_dict()["epoch"], pipe.state_dict()["batch"]) == (1, 0)
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import EngineOptions, SeqRecordIterableDataset, SeqRecordMix, StateError
-from tests.kit.clip_data import begun, names, resumed
+from tests.kit.clip_data import begun, minimum_memory, names, resumed
 from tests.kit.datasets import written_once
 from tests.loader.mix_data import LENGTHS, write_sources
 
@@ -105,13 +105,13 @@ def test_workers_use_the_settings_of_a_state_that_the_mix_loads(root: Path) -> N
     """As if the StatefulDataLoader itself had loaded its state."""
 
     def mix(**options: Any) -> SeqRecordMix:
-        sources = {"a": SeqRecordIterableDataset(root / "a", clip_len=3, **options)}
-        return SeqRecordMix(sources, batch_size=4, seed=5)
+        sources = {"a": SeqRecordIterableDataset(root / "a", clip_len=3)}
+        return SeqRecordMix(sources, batch_size=4, seed=5, **options)
 
     def stateful(data: SeqRecordMix) -> Any:
         return StatefulDataLoader(data, batch_size=None, num_workers=2)
 
-    first = mix(engine=EngineOptions(num_cursors=3))
+    first = mix(memory_limit=minimum_memory(mix))
     loader = stateful(first)
     iterator = begun(loader, 2)
     state, own = first.state_dict(batches=2), loader.state_dict()

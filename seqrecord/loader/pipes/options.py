@@ -795,8 +795,8 @@ class LoaderOptions(ClipOptions, DerivedBatches):
             exceed the budget, unless its `too_large` is "alone". Workers of a rank may then differ
             in their numbers of batches; all ranks have the same.
         last_batch: clips that do not divide evenly among ranks, workers and batches. "repeat"
-            (default): all ranks and workers get the same number of clips and batches; some repeat a
-            clip of another one. "drop": batches are full and their number is the same on all ranks;
+            (default): all ranks and workers get the same number of clips and batches; some repeat
+            their first clip. "drop": batches are full and their number is the same on all ranks;
             the other clips are dropped. Without `batch_size`, the number of clips is the same.
             "keep": each clip comes exactly once, and a rank may get one batch more than others, or
             none: for evaluation. With `order="sequences"`, episodes are cut so that all rows have

@@ -21,8 +21,8 @@ class PlanSettings:
         shuffle: shuffled order. Otherwise one cursor follows the canonical order.
         seed: seed of the order.
         batch_size: clips of a batch; `None` for single clips.
-        last_batch: all shards have the same number of clips: some "repeat" one of another, or
-            "drop" clips that fill no batch. Or "keep" each clip in one shard.
+        last_batch: all shards have the same number of clips: some "repeat" their first, or "drop"
+            clips that fill no batch. Or "keep" each clip in one shard.
         order: name of an `orders.Order`.
         num_cursors: number of cursors in a shard.
         block_rows: rows of a block, about; see `share_rounds`.
