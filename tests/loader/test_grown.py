@@ -370,7 +370,8 @@ def run_epochs(path: Path, draw: random.Random, options: dict[str, Any], num_ste
 def test_every_old_clip_comes_once_in_its_epoch(tmp_path: Path, case: str, seed: int) -> None:
     options: dict[str, Any] = {"clip_len": 3, "batch_size": 2, "seed": seed}
     if case == "streamed":
-        options["engine"] = seqrecord.EngineOptions(fixed_shards=False, num_cursors=2)
+        options["engine"] = seqrecord.EngineOptions(num_cursors=2)
+        options["memory_limit"] = 12_000
     draw = random.Random(seed)
     for number in range(1 if seed == 0 else 20):
         run_epochs(tmp_path / f"{number}", draw, options, 6 if seed == 0 else 8)

@@ -138,7 +138,8 @@ def test_queries_in_a_loop_do_not_keep_batches(path: Path, workers: int) -> None
 
 def test_repr(path: Path) -> None:
     pipe: Any = SeqRecordPipe(path, clip_len=3, features=["id", "note"])
-    text = f"SeqRecordPipe({str(path)!r}, 67 clips\n  id: int64 [3, 2]\n  note: uint8 [3, ?])"
+    text = f"SeqRecordPipe({str(path)!r}, 67 clips; mixed from 2 places of an epoch\n"
+    text += "  id: int64 [3, 2]\n  note: uint8 [3, ?])"
     assert repr(pipe) == str(pipe) == text
     for kind in (SeqRecordNode, SeqRecordIterableDataset, SeqRecordMapDataset):
         assert f"{kind.__name__}(" in repr(kind(path, clip_len=3))

@@ -1,4 +1,4 @@
-"""`order="clips"`: the order of shares, through a pipe on the engine of plans."""
+"""`order="clips"`: plans of epochs, through a pipe."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ images = written_once(write_images)
 records = written_once(write_all, GROUPS)
 
 
-def shares(path: Path, **options: Any) -> SeqRecordPipe:
+def make_pipe(path: Path, **options: Any) -> SeqRecordPipe:
     given = {"clip_len": 4, "batch_size": 4, "features": ["image", "pose"], "seed": 3}
-    return SeqRecordPipe(path, **{**given, "order": "clips", **options})
+    return SeqRecordPipe(path, **{**given, **options})
 
 
 def by_number(path: Path, **options: Any) -> dict[tuple[str, int], dict[str, Any]]:
@@ -102,7 +102,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 def test_each_clip_comes_once_with_its_values(
     images: Path, kind: str, arguments: dict[str, Any]
 ) -> None:
-    pipe = shares(images / kind, memory_limit=LIMIT, **arguments)
+    pipe = make_pipe(images / kind, memory_limit=LIMIT, **arguments)
     expected = by_number(images / kind, **arguments)
     orders = []
     for _ in range(2):
@@ -133,7 +133,7 @@ def test_any_arguments_deliver_the_clips_of_the_model(records: Path, data: Any) 
 
 def test_the_seed_decides_the_order(images: Path) -> None:
     orders = [
-        all_names(shares(images / "raw", memory_limit=LIMIT, seed=seed)) for seed in (3, 3, 4)
+        all_names(make_pipe(images / "raw", memory_limit=LIMIT, seed=seed)) for seed in (3, 3, 4)
     ]
     assert orders[0] == orders[1] != orders[2]
     # Rows of a batch come from several episodes, neighbours from different ones.
@@ -142,7 +142,7 @@ def test_the_seed_decides_the_order(images: Path) -> None:
 
 
 def ranks(path: Path, count: int, **options: Any) -> list[SeqRecordPipe]:
-    return [shares(path, rank=(rank, count), **options) for rank in range(count)]
+    return [make_pipe(path, rank=(rank, count), **options) for rank in range(count)]
 
 
 @pytest.mark.parametrize("last_batch", ["repeat", "drop", "keep"])
@@ -176,7 +176,7 @@ def test_ranks_share_an_epoch(images: Path, last_batch: str, limit: int | None) 
     ],
 )
 def test_a_state_continues_exactly(images: Path, count: int, limit: int | None) -> None:
-    make = partial(shares, images / "encoded", memory_limit=limit, rank=(count - 1, count))
+    make = partial(make_pipe, images / "encoded", memory_limit=limit, rank=(count - 1, count))
     check_resume(make, num_epochs=2, positions=lambda length: (2, length // 2, length - 1))
     expected = digests(make(), 2)[len(make()) :]
     pipe = make()
@@ -185,7 +185,7 @@ def test_a_state_continues_exactly(images: Path, count: int, limit: int | None) 
 
 
 def test_rows_are_those_of_batches(images: Path) -> None:
-    pipe = shares(images / "raw", memory_limit=LIMIT)
+    pipe = make_pipe(images / "raw", memory_limit=LIMIT)
     pipe.set_epoch(2)
     for number, batch in enumerate(pipe):
         assert names(pipe.rows(2, number)) == names(batch)
@@ -193,19 +193,19 @@ def test_rows_are_those_of_batches(images: Path) -> None:
 
 def test_a_bound_of_cursors_is_no_setting_of_a_state(images: Path) -> None:
     bounds = seqrecord.EngineOptions(num_cursors=3, shuffle_buffer=12)
-    pipe = shares(images / "raw", memory_limit=LIMIT, engine=bounds)
+    pipe = make_pipe(images / "raw", memory_limit=LIMIT, engine=bounds)
     batches = begun(pipe, 2)
     state = pipe.state_dict()
     settings = state["sources"][0]["settings"]
     assert settings["num_cursors"] <= 3
-    assert settings["num_cursors"] * settings["block_frames"] <= 12
-    again = shares(images / "raw", memory_limit=LIMIT, engine=bounds)
+    assert settings["num_cursors"] * settings["block_rows"] <= 12
+    again = make_pipe(images / "raw", memory_limit=LIMIT, engine=bounds)
     assert digests(resumed(again, state)) == [digest(batch) for batch in batches]
 
 
 def test_frames_in_memory_are_decoded_once(images: Path) -> None:
     """Later epochs are permutations of their rows."""
-    pipe = shares(images / "video", features=["image"])
+    pipe = make_pipe(images / "video", features=["image"])
     first = all_names(pipe)
     assert pipe.stats()["features_resident"] == ["image"]
     second = all_names(pipe)
@@ -225,7 +225,7 @@ def test_rows_of_small_frames_are_permuted(images: Path) -> None:
 
 def test_copies_are_no_neighbours(images: Path) -> None:
     table = {"episode": [f"set/{i}" for i in range(6)], "repeat": [1, 3, 1, 2, 1, 1]}
-    pipe = shares(images / "raw", samples=table, memory_limit=LIMIT, last_batch="keep")
+    pipe = make_pipe(images / "raw", samples=table, memory_limit=LIMIT, last_batch="keep")
     clips = by_number(images / "raw")
     repeats = dict(zip(*table.values(), strict=True))
     expected = Counter({name: repeats[name[0]] for name in clips if name[0] in repeats})
@@ -240,7 +240,7 @@ def test_copies_are_no_neighbours(images: Path) -> None:
 def test_the_least_limit_suffices_and_is_named(
     images: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make = partial(shares, images / "video")
+    make = partial(make_pipe, images / "video")
     least = minimum_memory(make)
     with pytest.raises(MemoryLimitError, match=str(least)):
         make(memory_limit=least - 1)
@@ -269,7 +269,7 @@ def test_one_warning_names_a_remedy(tmp_path: Path, caplog: pytest.LogCaptureFix
         else:
             assert not warnings
     caplog.clear()
-    next(iter(shares(tmp_path / "r", **options)))
+    next(iter(make_pipe(tmp_path / "r", **options)))
     assert "pictures" not in caplog.text
 
 
@@ -318,7 +318,7 @@ def test_other_clips_come_once_on_all_ranks(images: Path, name: str, count: int)
     options = {"memory_limit": LIMIT, "last_batch": "keep", **OTHERS[name]}
     clips = Counter[tuple[str, int]]()
     values: dict[tuple[str, int], torch.Tensor] = {}
-    for batch in shares(images / "encoded", order="clips", **options):
+    for batch in make_pipe(images / "encoded", **options):
         batch = batch if options.get("batch_size", 1) is not None else _batch_of(batch)
         clips.update(names(batch))
         values |= dict(zip(names(batch), batch["image"], strict=True))
@@ -340,15 +340,12 @@ def _batch_of(clip: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_stored_order_is_that_of_the_episodes(images: Path) -> None:
-    found = all_names(shares(images / "raw", shuffle=False, memory_limit=LIMIT))
-    plain = all_names(
-        SeqRecordPipe(images / "raw", clip_len=4, batch_size=4, features=["image"], shuffle=False)
-    )
-    assert found == plain
+    found = all_names(make_pipe(images / "raw", shuffle=False, memory_limit=LIMIT))
+    assert found == [*by_number(images / "raw")]
 
 
 def test_a_drawn_length_has_its_frames(images: Path) -> None:
-    pipe = shares(images / "raw", clip_len=(2, 4), memory_limit=LIMIT)
+    pipe = make_pipe(images / "raw", clip_len=(2, 4), memory_limit=LIMIT)
     expected = by_number(images / "raw")
     lengths = set()
     for batch in pipe:
@@ -363,7 +360,9 @@ def test_a_drawn_length_has_its_frames(images: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_workers_share_an_epoch(images: Path) -> None:
-    loader = DataLoader(shares(images / "raw", last_batch="keep"), batch_size=None, num_workers=2)
+    loader = DataLoader(
+        make_pipe(images / "raw", last_batch="keep"), batch_size=None, num_workers=2
+    )
     assert sorted(all_names(loader)) == sorted(by_number(images / "raw"))
 
 
@@ -380,18 +379,25 @@ def test_other_ranks_get_the_rest_of_an_epoch(images: Path, before: int, budget:
     assert sorted(found) == sorted(by_number(images / "raw"))
 
 
-def test_ranks_with_fewer_clips_repeat_some(images: Path) -> None:
-    clips = [
-        all_names(shares(images / "raw", episodes=["set/3"], rank=(index, 40)))
-        for index in range(40)
-    ]
-    assert {len(of_rank) for of_rank in clips} == {1}
-    assert {name for of_rank in clips for name in of_rank} == {
-        name for name in by_number(images / "raw") if name[0] == "set/3"
-    }
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("last_batch", ["repeat", "keep"])
+def test_ranks_without_clips_repeat_one_or_have_none(
+    images: Path, last_batch: str, shuffle: bool
+) -> None:
+    """Whether frames are small, stay in memory, or neither."""
+    expected = [name for name in by_number(images / "raw") if name[0] == "set/3"]
+    for options in ({"features": ["pose"]}, {}, {"memory_limit": LIMIT}):
+        given = {"episodes": ["set/3"], "shuffle": shuffle, "last_batch": last_batch, **options}
+        for kind in ("raw", "encoded"):
+            pipes = [make_pipe(images / kind, rank=(rank, 9), **given) for rank in range(9)]
+            for _ in range(2):
+                clips = [all_names(pipe) for pipe in pipes]
+                assert {name for of_rank in clips for name in of_rank} == {*expected}
+                counts = {len(of_rank) for of_rank in clips}
+                assert counts == ({1} if last_batch == "repeat" else {0, 1})
 
 
-def test_no_message_names_it() -> None:
+def test_orders_are_named() -> None:
     with pytest.raises(ClipError) as caught:
         seqrecord.LoaderOptions(clip_len=4, order="reversed")
     assert caught.value.expected == "'clips' or 'sequences'"
@@ -401,10 +407,10 @@ def test_no_message_names_it() -> None:
     "case", [{"device": "cpu"}, {"frame_transform": dict}, {"resize": (24, 32)}]
 )
 def test_other_ways_of_reading(images: Path, case: dict[str, Any]) -> None:
-    pipe = shares(images / "encoded", memory_limit=2 * LIMIT, **case)
-    plain = shares(images / "encoded", order="clips", memory_limit=2 * LIMIT, **case)
-    clips = {name: batch["image"][i] for batch in plain for i, name in enumerate(names(batch))}
+    pipe = make_pipe(images / "encoded", memory_limit=2 * LIMIT, **case)
+    resize = {name: value for name, value in case.items() if name == "resize"}
+    clips = by_number(images / "encoded", **resize)
     for batch in pipe:
         for place, name in enumerate(names(batch)):
-            assert torch.equal(batch["image"][place], clips.pop(name))
+            assert torch.equal(batch["image"][place], clips.pop(name)["image"])
     assert not clips
