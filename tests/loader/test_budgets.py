@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from hypothesis import example, given
-from hypothesis import strategies as st
-from seqrecord.loader.sampling.budgets import (
-    ClipCosts,
-    Stream,
-    arrange,
-    batches_of_window,
-    costs_of_batches,
-)
 from torch.utils.data import DataLoader
 
 from seqrecord import Budget, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
@@ -83,107 +71,6 @@ def rows_of(batch: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
         assert clip[:length].tolist() == [1000 * int(key[1:]) + f for f in frames[:length]]
         rows.append((key, tuple(frames[:length])))
     return rows
-
-
-def costs_of(budget: int, cost: list[int], *, pads: bool, max_rows: int | None) -> ClipCosts:
-    values = np.array(cost, np.int64)
-    most = max_rows or 1 << 40
-    return ClipCosts(budget, pads, most, values, values, "packed", 1, 1, 1)
-
-
-@given(
-    cost=st.lists(st.integers(1, 20), min_size=1, max_size=200),
-    budget=st.integers(20, 90),
-    pads=st.booleans(),
-    max_rows=st.sampled_from([None, None, 1, 3]),
-    round_size=st.integers(1, 80),
-    key=st.sampled_from([None, 1, 2]),
-    more=st.integers(0, 9),
-)
-@example(cost=[1, 20, 5], budget=20, pads=False, max_rows=None, round_size=1, key=1, more=0)
-def test_arrangements_equal_brute_force(
-    cost: list[int],
-    budget: int,
-    pads: bool,
-    max_rows: int | None,
-    round_size: int,
-    key: int | None,
-    more: int,
-) -> None:
-    """Each clip once, in its round; sums within the budget; and any larger number of batches."""
-    rounds = np.array([*range(0, len(cost), round_size), len(cost)])
-    stream = Stream(np.arange(len(cost)), rounds)
-    costs = costs_of(budget, cost, pads=pads, max_rows=max_rows)
-    arrangement = arrange(stream, np.array(cost), costs, key)
-    assert sorted(arrangement.order.tolist()) == [*range(len(cost))]
-    for begin, end in pairwise(rounds):  # frames are there
-        assert sorted(arrangement.order[begin:end].tolist()) == [*range(begin, end)]
-    number = min(len(cost), len(arrangement.ends) + more)
-    for batches in (arrangement, arrangement.divided(number)):
-        parts = np.split(arrangement.order, batches.ends)[:-1]
-        assert batches.ends[-1] == len(cost)
-        for part in parts:
-            values = [cost[clip] for clip in part]
-            assert 0 < len(values) <= (max_rows or len(values))
-            assert (max(values) * len(values) if pads else sum(values)) <= budget
-    assert len(arrangement.divided(number).ends) == number
-    if key is None:
-        assert arrangement.order.tolist() == [*range(len(cost))]
-    total = sum(cost)
-    if not pads and max_rows is None:  # no two batches of a window fit into one
-        windows = len(rounds) - 1 + total // (15 * budget)
-        assert len(arrangement.ends) <= 2 * total / budget + 1 + windows
-
-
-@given(
-    cost=st.lists(st.integers(1, 12), min_size=1, max_size=40),
-    budget=st.integers(12, 40),
-    max_rows=st.sampled_from([1 << 40, 3]),
-)
-def test_padded_batches_have_the_least_cost(cost: list[int], budget: int, max_rows: int) -> None:
-    """Of all batches that are full, or end where costs change shortly before."""
-    values = np.sort(cost)[::-1]
-
-    @cache
-    def least(begin: int) -> float:
-        if begin == len(values):
-            return 0
-        full = min(begin + min(budget // values[begin], max_rows), len(values))
-        changes = [i for i in range(begin + 1, full + 1) if i in ends]
-        stops = {full, *(i for i in changes[-1:] if i - begin >= int(0.85 * (full - begin)))}
-        costs = (values[begin] * (stop - begin) + least(stop) for stop in stops)
-        return float(min(costs)) + budget / 2
-
-    ends = {len(values), *(i for i in range(1, len(values)) if values[i] < values[i - 1])}
-    costs = costs_of(budget, cost, pads=True, max_rows=max_rows)
-    one = Stream(np.arange(len(cost)), np.array([0, len(cost)]))
-    arrangement = arrange(one, np.array(cost), replace(costs, window_batches=1 << 20), 1)
-    taken = costs_of_batches(np.array(cost)[arrangement.order], arrangement.ends, costs)
-    assert taken.sum() + len(taken) * budget / 2 == least(0)
-
-
-@pytest.mark.parametrize("pads", [False, True])
-def test_batches_have_no_trend_of_mean_costs(pads: bool) -> None:
-    """By chance, the correlation of 40 batches is above .06 in 7 of 10 orders."""
-    cost = np.random.default_rng(0).integers(1, 40, 620)
-    costs, orders = costs_of(310, cost.tolist(), pads=pads, max_rows=None), set[bytes]()
-    stream = Stream(np.arange(len(cost)), np.array([0, 200, 400, len(cost)]))
-    for key in range(40):
-        order, ends = arrange(stream, cost, costs, key)
-        means = [part.mean() for part in np.split(cost[order], ends)[:-1]]
-        assert len(means) > 35
-        assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.06
-        orders.add(order.tobytes())
-    assert len(orders) == 40
-
-
-def test_small_batches_have_longer_windows() -> None:
-    costs = np.array([4, 10, 39] * 20)
-    sizes = [batches_of_window(39 * n, costs, pads=False) for n in (1, 4, 16, 99)]
-    assert sizes[0] == 256
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-1] == 16
-    assert batches_of_window(39 * 64, costs, pads=True) == 64
 
 
 def test_small_memory_joins_rounds(records: Path) -> None:
@@ -605,28 +492,50 @@ def test_one_cost_is_a_number_of_clips(records: Path) -> None:
             SeqRecordMix({"a": source}, batch_size=Budget(100, "tokens"))
 
 
+def numbers_of_ranks(
+    records: Path, table: dict[str, Any], last_batch: str, budget: int
+) -> tuple[list[int], Counter[Any], tuple[int, int]]:
+    """The batches of each of 5 ranks, how often each row comes, and rows repeated and dropped."""
+    numbers, rows, counts = list[int](), Counter[Any](), np.zeros(2, np.int64)
+    for rank in range(5):
+        pipe = SeqRecordPipe(
+            records,
+            samples=table,
+            batch_size=Budget(budget),
+            rank=(rank, 5),
+            last_batch=last_batch,
+        )
+        batches = [*map(rows_of, pipe)]
+        numbers.append(len(batches))
+        rows.update(row for batch in batches for row in batch)
+        counts += [pipe.stats()[name] for name in ("duplicate_clips", "clips_dropped")]
+    return numbers, rows, (int(counts[0]), int(counts[1]))
+
+
 def test_last_batch_of_ranks(records: Path) -> None:
-    """Batches that other ranks lack are dropped, or kept."""
-    table, counts = lists(), dict[str, list[int]]()
+    """Ranks divide their batches, so that none is dropped; with "keep" they have fewer."""
+    table, numbers = lists(), dict[str, list[int]]()
     for last_batch in ("repeat", "drop", "keep"):
-        counts[last_batch], rows = [], Counter[Any]()
-        for rank in range(5):
-            pipe = SeqRecordPipe(
-                records,
-                samples=table,
-                batch_size=Budget(20),
-                rank=(rank, 5),
-                last_batch=last_batch,
-            )
-            batches = [*pipe]
-            counts[last_batch].append(len(batches))
-            for batch in batches:
-                rows.update(rows_of(batch))
+        numbers[last_batch], rows, counts = numbers_of_ranks(records, table, last_batch, 20)
         assert max(rows.values()) == 1
-        assert (rows.total() == len(table["frames"])) == (last_batch != "drop")
-    natural = counts["keep"]
-    assert {*counts["repeat"]} == {max(natural)}
-    assert {*counts["drop"]} == {min(natural)}
+        assert rows.total() == len(table["frames"])
+        assert counts == (0, 0)
+    assert {*numbers["repeat"]} == {*numbers["drop"]} == {max(numbers["keep"])}
+    assert min(numbers["keep"]) < max(numbers["keep"])
+
+
+def test_last_batch_of_ranks_with_fewer_clips_than_batches(records: Path) -> None:
+    """Batches of one list each: two ranks have two, the others one."""
+    table = {"episode": ["e10"] * 7, "frames": [[*range(i, i + 8)] for i in range(7)]}
+    for last_batch, numbers, counts in (
+        ("repeat", [2] * 5, (3, 0)),
+        ("drop", [1] * 5, (0, 2)),
+        ("keep", [2, 2, 1, 1, 1], (0, 0)),
+    ):
+        found, rows, found_counts = numbers_of_ranks(records, table, last_batch, 9)
+        assert (sorted(found, reverse=True), found_counts) == (numbers, counts)
+        assert len(rows) == (5 if last_batch == "drop" else 7)
+        assert rows.total() == sum(numbers)
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from seqrecord.loader.sampling.bounds import PlanSettings
-from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.plan import Plan
 from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import ClipError, SeqRecordIterableDataset
+from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.rules import Rule
 from seqrecord.loader.sampling.clip_order import ClipOrder
+from seqrecord.loader.sampling.cursor_shares import Pieces
 from seqrecord.loader.sampling.orders import ORDERS
+from seqrecord.loader.sampling.row_tables import RowTable
 from tests.kit.clip_data import all_names
 from tests.kit.datasets import columns, noise, write_dataset, written_once
 
@@ -28,16 +28,10 @@ LENGTHS = {"a": 11, "b": 3, "c": 8}
 STARTS = [("a", 0), ("a", 4), ("c", 0), ("c", 4)]  # of clips of 4 frames, without overlap
 
 
-class StoredPlan(EpochPlan):
-    """Marks the clips of an epoch's second half."""
-
-    def columns(self, batch: int) -> Mapping[str, npt.NDArray[np.bool_]]:
-        numbers = np.arange(self.first_clip(batch), self.first_clip(batch + 1))
-        return {"is_late": 2 * numbers >= self.num_clips}
-
-
 class StoredOrder(ClipOrder):
-    """Clips as stored, without overlap. Clips of an episode share draws."""
+    """Clips as stored, without overlap. Clips of an episode share draws, and an epoch's second half
+    is marked.
+    """
 
     name = "stored"
     columns = ("is_late",)
@@ -56,8 +50,19 @@ class StoredOrder(ClipOrder):
     def describe(self, table: Any) -> str:
         return f"; as stored in {len(table.count)} episodes"
 
-    def plan_class(self, settings: PlanSettings, epoch: int, segment: int) -> type[Plan]:
-        return StoredPlan
+    def batch_columns(
+        self,
+        table: RowTable,
+        pieces: Pieces,
+        number: IntArray,
+        *,
+        is_end: bool,
+    ) -> Mapping[str, npt.NDArray[np.bool_]]:
+        _, row = pieces.find(number)
+        return {"is_late": 2 * row >= len(table)}
+
+    def counts(self, table: RowTable, pieces: Pieces, num_batches: int) -> Mapping[str, int]:
+        return {"episodes_stored": table.num_owners}
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +95,7 @@ def test_an_order_gives_clips_columns_draws_and_counts(path: Path) -> None:
         assert torch.cat([batch["is_late"] for batch in batches]).tolist() == [0, 0, 1, 1]
         flipped = [batch["flipped"].tolist() for batch in batches]
         assert all(first == second for first, second in flipped)  # a batch is an episode
+    assert loader.stats()["episodes_stored"] == 2
     assert loader.stats()["frames_left_out"] == sum(LENGTHS.values()) - 16
     assert "as stored in 2 episodes, 6 frames in no clip" in repr(loader)
     assert all_names(stream(path, stride=1))[:3] == [("a", 0), ("a", 1), ("a", 2)]
