@@ -214,6 +214,28 @@ def test_frames_in_memory_are_decoded_once(images: Path) -> None:
     assert pipe.stats()["num_interleaved"] == len(second)
 
 
+@pytest.mark.parametrize("kind", ["frames that stay", "small frames"])
+def test_a_state_of_frames_in_memory_needs_their_limit(images: Path, kind: str) -> None:
+    """Its order would decode most frames again for each clip."""
+    features = ["image"] if kind == "frames that stay" else ["pose"]
+    make = partial(make_pipe, images / "encoded", features=features)
+    pipe = make()
+    pipe.set_epoch(1)
+    batches = begun(pipe, 2)
+    state, expected = pipe.state_dict(), digests(batches)
+    small = make(memory_limit=minimum_memory(make))
+    before = small.state_dict()
+    with pytest.raises(MemoryLimitError) as caught:
+        small.load_state_dict(state)
+    assert small.state_dict() == before
+    enough = int(str(caught.value.expected).split()[2])
+    with pytest.raises(MemoryLimitError, match=str(enough)):
+        resumed(make(memory_limit=enough - 1), state)
+    pipe = resumed(make(memory_limit=enough), state)
+    assert digests(pipe) == expected
+    assert pipe.stats()["peak_buffer_bytes"] <= enough
+
+
 def test_rows_of_small_frames_are_permuted(images: Path) -> None:
     pipes = ranks(images / "raw", 3, features=["pose"], last_batch="keep")
     for _ in range(2):

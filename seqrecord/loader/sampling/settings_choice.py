@@ -151,7 +151,8 @@ class SettingsRequest:
                 return EpochMemory(settings, staying)
             if not settings.keeps_frames:
                 return EpochMemory(settings, self._with_frames(division, settings))
-        self.sizes.divisions(limit, self.limit_to_stay(frames), self.what, self.url)  # raises
+        least = self._held_to_stay(frames)
+        self.sizes.of_staying.divisions(limit, least, self.what, self.url)  # raises
         raise AssertionError("a limit that suffices")
 
     def _divisions(self, limit: int) -> list[tuple[MemoryDivision, int]]:
@@ -319,8 +320,12 @@ class SettingsRequest:
 
     def limit_to_stay(self, frames: Sequence[int]) -> int:
         """A memory limit with which `frames` frames of each group stay in memory, in bytes."""
-        sizes = self.sizes.of_staying
-        return sizes.held(frames) + STAYING * sum(frames) + sizes.beside_arena(PREFETCH, 1)
+        return self._held_to_stay(frames) + self.sizes.of_staying.beside_arena(PREFETCH, 1)
+
+    def _held_to_stay(self, frames: Sequence[int]) -> int:
+        """The bytes of `frames` frames of each group that stay in memory."""
+        rows = [max(count, 1) for count in frames]
+        return self.sizes.of_staying.held(rows) + STAYING * sum(rows)
 
     # ---- notices
 
