@@ -236,6 +236,18 @@ def test_a_state_of_frames_in_memory_needs_their_limit(images: Path, kind: str) 
     assert pipe.stats()["peak_buffer_bytes"] <= enough
 
 
+@pytest.mark.parametrize("kind", ["encoded", "video"])
+@pytest.mark.parametrize("is_saved_there", [True, False])
+def test_a_state_continues_on_a_device(images: Path, kind: str, is_saved_there: bool) -> None:
+    """Also if frames stay in memory only without one."""
+    make = partial(make_pipe, images / kind, features=["image"])
+    devices = ("cpu", None) if is_saved_there else (None, "cpu")
+    saved, other = (make(device=device) for device in devices)
+    saved.set_epoch(1)
+    batches = begun(saved, 2)
+    assert digests(resumed(other, saved.state_dict())) == digests(batches)
+
+
 def test_rows_of_small_frames_are_permuted(images: Path) -> None:
     pipes = ranks(images / "raw", 3, features=["pose"], last_batch="keep")
     for _ in range(2):

@@ -141,7 +141,8 @@ class SettingsRequest:
         return best
 
     def keep(self, settings: PlanSettings, limit: int, frames: Sequence[int]) -> EpochMemory:
-        """The memory for the settings of a saved state.
+        """The memory for the settings of a saved state. Frames that may not stay in this loader are
+        decoded again.
 
         Raises `MemoryLimitError` with the smallest sufficient limit.
         """
@@ -149,7 +150,7 @@ class SettingsRequest:
             staying = division.with_all(frames)
             if staying.in_memory is not None:
                 return EpochMemory(settings, staying)
-            if not settings.keeps_frames:
+            if not (settings.keeps_frames and any(frames)):
                 return EpochMemory(settings, self._with_frames(division, settings))
         least = self._held_to_stay(frames)
         self.sizes.of_staying.divisions(limit, least, self.what, self.url)  # raises
