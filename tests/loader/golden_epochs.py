@@ -1,4 +1,4 @@
-"""The golden epochs: `tests/golden/epochs_v1.json` has the batches of loaders of version 1.
+"""The golden epochs: `tests/golden/epochs_v2.json` has the batches of loaders of version 2.
 
 `python -m tests.loader.golden_epochs OUT.json` makes it. After a release, never make it again:
 another order for the same arguments breaks every run resumed by a later version.
@@ -22,7 +22,7 @@ from tests.kit.datasets import columns, write_dataset
 
 __all__ = ["CASES", "GOLDEN", "batch_digests", "write_records"]
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "epochs_v1.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "epochs_v2.json"
 LENGTHS = (5, 160, 23, 9, 64, 40, 131, 17, 3, 88, 52, 7)
 
 
