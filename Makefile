@@ -18,7 +18,7 @@ LOWEST := build/lowest
 RELEASE := build/release
 OWN := layers or docs or messages or simulation or kill or power_loss or two_writers or leaving or stopping \
 	or hostile or fuzz or mix or subclasses or recovery or rewriting \
-	or merge or put or retrying or sequences or test_engine or test_plan or test_elastic or test_resident \
+	or merge or put or retrying or sequences or test_engine or test_epoch_plans or test_elastic or test_resident \
 	or test_shared_memory or test_distributed or test_rotating_starts or test_memory or test_crops or test_cache \
 	or test_options or test_frames_in_memory or test_mistakes or test_declared
 # Loops over cases that the lowest OpenEXR cannot write, and URLs that the lowest huggingface_hub logs.
