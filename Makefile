@@ -139,7 +139,7 @@ test: $(INSTALLED) ## Run the fast tests
 
 # The loader's begin with the golden plan and the model, which find most mistakes.
 test-part: $(INSTALLED) ## Run the fast tests of a part: PART=store, loader, camera, companions, frame_cache, recipes, video, in_place, cloud, formats, robots, cuda, tools or project
-	$(if $(filter loader,$(PART)),$(PYTEST) --dist loadfile tests/loader/test_plan.py tests/loader/test_combinations.py)
+	$(if $(filter loader,$(PART)),$(PYTEST) --dist loadfile tests/loader/test_epoch_plans.py tests/loader/test_combinations.py)
 	$(PYTEST) --dist loadfile $(or $(wildcard tests/$(PART)),$(error PART is $(PARTS) or project))
 
 test-removal: $(INSTALLED) ## Use the package without each of its optional parts
