@@ -339,8 +339,10 @@ def _plan_memory(
     wanted = max(request.wanted_limit for request in requests)
     request = requests[-1]
     limit = job.memory_limit or usual_limit(wanted, workers)
-    frames = -(-int(layout.num_frames.sum()) // job.num_shards) * case.may_stay
-    chosen = request.choose(limit, (frames,) * len(case.groups))
+    num_frames, num_groups = int(layout.num_frames.sum()), len(case.groups)
+    frames = -(-num_frames // job.num_shards) * case.may_stay
+    all_frames = num_frames * case.are_small
+    chosen = request.choose(limit, (frames,) * num_groups, (all_frames,) * num_groups)
     if job.num_shards == 1 or not chosen.settings.is_resident:
         return chosen
     groups = frame_groups(layout, windows)
