@@ -250,7 +250,7 @@ compare("batch", loader)
 same.set_epoch(4 + rank)
 compare("epoch", loader)
 compare("seed", SeqRecordPipe(path, **clips, seed=rank))
-engine = seqrecord.EngineOptions(num_cursors=2 + rank)
+engine = seqrecord.EngineOptions(shuffle_buffer=4 + rank)
 compare("settings", SeqRecordPipe(path, **clips, engine=engine))
 compare("dataset", SeqRecordPipe((path, other)[rank], **clips))
 dist.destroy_process_group()
@@ -268,7 +268,7 @@ def test_check_ranks_compares_positions_orders_and_datasets(path: Path, tmp_path
         "batch": "; 0 and 1 differ in: batch; expected: batch=0; got: batch=4",
         "epoch": "0 and 1 differ in: epoch; expected: epoch=4; got: epoch=5",
         "seed": r"all ranks need the same arguments, .*differ in: sources\[0\]\.settings\.seed",
-        "settings": r"expected: sources\[0\]\.settings\.num_cursors=2[,;]",
+        "settings": r"differ in: .*sources\[0\]\.request\.shuffle_buffer",
         "dataset": r"differ in: .*sources\[0\]\.episodes\.dataset",
     }
     lines = sorted(found.stdout.splitlines())

@@ -16,7 +16,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from seqrecord.loader.sampling.bounds import PlanSettings
 from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -39,6 +38,7 @@ from seqrecord import (
     SeqRecordWriter,
     StateError,
 )
+from seqrecord.loader.sampling.plan_settings import PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import BatchDraws, ShardBatches
 from seqrecord.samples import dilate, every, reverse, subset

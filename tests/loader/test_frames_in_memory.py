@@ -91,8 +91,8 @@ def check_epoch(loader: Any, *, length: int = 3) -> None:
 )
 def test_resident_frames_do_not_change_epochs(apart: Path, options: dict[str, Any]) -> None:
     """Compared with a loader that resumes from there with the lowest memory limit."""
-    if few := options.get("shuffle", True) and "order" not in options:
-        options = {"num_cursors": 2, "shuffle_buffer": 6, "fixed_shards": False, **options}
+    if options.get("shuffle", True) and "order" not in options:
+        options = {"num_cursors": 2, "shuffle_buffer": 6, **options}
 
     def make(limit: int | None = None) -> Any:
         return SeqRecordPipe(
@@ -105,8 +105,6 @@ def test_resident_frames_do_not_change_epochs(apart: Path, options: dict[str, An
     del pipe
     other = resumed(make(least_limit(lambda limit: resumed(make(limit), state))), state)
     assert [digests(other) for _ in range(2)] == found
-    always_fits = isinstance(options.get("samples"), dict)  # a table of few frames
-    assert not few or always_fits or other.stats()["bytes_read"] > 0
 
 
 @pytest.mark.parametrize(
@@ -246,7 +244,7 @@ def test_a_frame_without_a_row_is_never_another_frame(
     style: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if a function returned other samples than when rows were counted."""
-    place = "map_clips" if style == "map" else "planning"
+    place = "map_clips" if style == "map" else "view_order"
     of_all = f"seqrecord.loader.pipes.{place}.frame_rows"
     frame_rows = resolve_name(of_all)
 

@@ -30,7 +30,7 @@ from seqrecord import (
     SeqRecordWriter,
     open_source,
 )
-from seqrecord.errors import MemoryLimitError, StateError
+from seqrecord.errors import MemoryLimitError
 from seqrecord.samples import every
 from seqrecord.store.storage.opening import open_storage
 from tests.formats.cases import index_source
@@ -113,7 +113,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"samples": every(3, rotate=True)},
     {"pad": "edge", "windows": {"image": [-2, 0], "id": range(5)}},
     {"order": "sequences"},
-    {"engine": EngineOptions(fixed_shards=False)},
 ]
 
 
@@ -195,12 +194,9 @@ def test_the_order_depends_only_on_settings(video: Path) -> None:
         other = make(engine=EngineOptions(num_threads=1))
         other.set_epoch(number)
         assert digests(other) == epochs[number]
-    # Shards change with `fixed_shards=False` or little memory.
-    shards = []
-    for more in ({}, {"memory_limit": "475KiB"}):
-        pipe = make(engine=EngineOptions(fixed_shards=False)) if not more else make(**more)
-        shards.append([frozenset(clips_of(video, pipe)) for _ in range(3)])
-    assert [len(set(one)) for one in shards] == [3, 3]
+    # Shards change with little memory.
+    pipe = make(memory_limit="475KiB")
+    assert len({frozenset(clips_of(video, pipe)) for _ in range(3)}) == 3
 
 
 def test_frames_stay_on_a_device_with_an_explicit_limit_only(images: Path) -> None:
@@ -297,12 +293,8 @@ def test_video_in_memory_resumes(video: Path, options: dict[str, Any]) -> None:
 
 def test_a_state_needs_memory_for_its_order(video: Path) -> None:
     state = SeqRecordPipe(video, **CLIPS).state_dict()
-    with pytest.raises(MemoryLimitError, match="order of the saved state"):
+    with pytest.raises(MemoryLimitError, match="at least"):
         SeqRecordPipe(video, **CLIPS, memory_limit="475KiB").load_state_dict(state)
-    with pytest.raises(StateError, match="fixed_shards"):
-        SeqRecordPipe(video, **CLIPS, engine=EngineOptions(fixed_shards=False)).load_state_dict(
-            state
-        )
     # A state saved with less memory resumes with more, in its order.
     small = SeqRecordPipe(video, **CLIPS, memory_limit="475KiB")
     state, whole = small.state_dict(), [digests(small) for _ in range(3)]
@@ -383,7 +375,7 @@ def test_frames_stay_if_an_epoch_is_left_early(images: Path, options: dict[str, 
             some_batches(pipe, count or 1000)
         decoded.append(pipe.stats()["frames_decoded"])
     assert sum(decoded) == FRAMES  # loads in progress end, and their frames stay, too
-    assert decoded[-2:] == [0, 0]
+    assert sum(decoded[-2:]) <= (1 if "samples" in options else 0)  # of an end of an episode
 
 
 @pytest.mark.slow
@@ -573,7 +565,7 @@ def test_no_load_is_planned_where_all_used_frames_are_in_memory(video: Path) -> 
             pass
     finally:
         threading.setprofile(None)
-    assert calls["merged"]
+    assert calls["clips"]
     assert not calls["_needed"]
 
 

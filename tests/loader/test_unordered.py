@@ -167,7 +167,6 @@ OTHER_ORDERS: dict[str, dict[str, Any]] = {
     "not shuffled": {"shuffle": False},
     "cursors": {"engine": EngineOptions(num_cursors=5, shuffle_buffer=5)},
     "memory": {"memory_limit": "least"},
-    "shards": {"engine": EngineOptions(fixed_shards=False)},
 }
 
 
@@ -191,9 +190,9 @@ def test_a_file_of_one_version(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main([*options, "--to", str(path)]) == 0
     assert main([*options, "--compare", str(path)]) == 0
     header, lines = read_file(path)
-    unordered.write_file(path, header["seed"], [{**lines[0], "values": "x", "sizes": "y"}])
+    unordered.write_file(path, header["seed"], [{**lines[0], "values": "x", "columns": "y"}])
     assert main([*options, "--compare", str(path), "--show"]) == 1
     report = capsys.readouterr().out.splitlines()
     assert report[-1] == "2 configurations, 0 refused, 2 differ"
-    assert any(text.startswith("3: values; sizes: {") for text in report)
+    assert any(text.startswith("3: values; columns: {") for text in report)
     assert any(text.startswith(f"7: not in {path}: {{") for text in report)

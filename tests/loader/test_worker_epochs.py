@@ -508,7 +508,7 @@ def test_a_rank_resumes_from_another_s_state(path: Path, monkeypatch: pytest.Mon
 
 
 def test_persistent_workers_keep_the_settings_of_their_state(path: Path) -> None:
-    few = {"num_cursors": 5}
+    few = {"shuffle_buffer": 6}
     one = stateful(stream(path, **few), persistent_workers=True)
     iterator = begun(one)
     other = resumed(stateful(stream(path), persistent_workers=True), one.state_dict())

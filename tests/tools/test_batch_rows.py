@@ -69,7 +69,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "engine": {
         "batch_size": 4,
         "clip_len": 3,
-        "engine": seqrecord.EngineOptions(shuffle_buffer=40, fixed_shards=True),
+        "engine": seqrecord.EngineOptions(shuffle_buffer=40),
     },
 }
 

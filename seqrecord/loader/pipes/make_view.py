@@ -373,9 +373,8 @@ def _episode_table(
     if not has_transform:
         return table
     units = [grid.unit_frames for grid in table.groups]
-    unit = max(units) if all(units) and max(units) > 1 else 0  # chunks are read whole
-    grid = replace(table.leading_grid, by_frame=False, unit_frames=unit)
-    return EpisodeLayout(table.num_frames, (grid,))
+    unit = max(units) if all(units) else 0
+    return EpisodeLayout(table.num_frames, (replace(table.leading_grid, unit_frames=unit),))
 
 
 def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:

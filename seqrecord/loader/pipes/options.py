@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import wraps
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
@@ -67,6 +68,7 @@ _STEPS = {"dilate": "dilation", "reverse": "reverse", "subset": ""}
 SamplesLike: TypeAlias = "TableLike | SampleFunction | Sequence[TableLike | SampleFunction]"
 """A table, a function that changes an epoch's table, or a list, first maybe a table."""
 
+_Kind = TypeVar("_Kind")
 _Options = TypeVar("_Options")
 
 _Check: TypeAlias = Callable[[str, Any], Any]
@@ -689,6 +691,26 @@ class DatasetOptions(ClipOptions):
             )
 
 
+def _without_fixed_shards(kind: type[_Kind]) -> type[_Kind]:
+    """A class of options whose former option is refused with the remedy."""
+    init: Any = kind.__init__
+
+    @wraps(init)
+    def checked(self: _Kind, *args: Any, **given: Any) -> None:
+        raise_if(
+            "fixed_shards" in given,
+            "engine.fixed_shards has been removed",
+            "EngineOptions without it: shards keep their clips while all frames stay in memory, "
+            "and a smaller memory_limit lets them change in every epoch",
+            f"fixed_shards={given.get('fixed_shards')!r}",
+        )
+        init(self, *args, **given)
+
+    kind.__init__ = checked  # type: ignore[assignment, method-assign]
+    return kind
+
+
+@_without_fixed_shards
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """Tuning of an epoch's execution: the argument `engine` of loaders.
@@ -730,17 +752,6 @@ class EngineOptions:
     trace: str | PathLike[str] | None = _checked(
         None, lambda name, value: (local_path(value, name), value)[1]
     )
-
-    def __new__(cls, **given: Any) -> EngineOptions:
-        """Raise `ClipError` for an option that there was."""
-        raise_if(
-            "fixed_shards" in given,
-            "engine.fixed_shards has been removed",
-            "EngineOptions without it: shards keep their clips while all frames stay in memory, "
-            "and a smaller memory_limit lets them change in every epoch",
-            f"fixed_shards={given.get('fixed_shards')!r}",
-        )
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value."""

@@ -18,6 +18,16 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec
 
 SMALL = 64 << 10  # bytes of a frame: to copy a larger one costs more than to read it alone
+_LEAST = 2048
+
+
+def frames_are_small(view: View) -> bool:
+    """Whether to load a frame costs less than to gather it: raw ones of up to `_LEAST` bytes. So
+    each shard may have all of them.
+    """
+    nbytes = [spec.nbytes for spec in view.stored_arrays.values()]
+    is_any_decoded = any(map(is_decoded, view.dataset.features.values()))
+    return frames_may_stay(view)[False] and not is_any_decoded and max(nbytes) <= _LEAST
 
 
 def frames_may_stay(view: View) -> tuple[bool, bool]:

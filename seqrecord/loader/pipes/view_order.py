@@ -17,7 +17,12 @@ from seqrecord.loader.pipes.distributed import Ranks
 from seqrecord.loader.pipes.load_sizes import frame_sizes
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.resident_frames import frame_rows, frames_may_stay, frames_of_epochs
+from seqrecord.loader.pipes.resident_frames import (
+    frame_rows,
+    frames_are_small,
+    frames_may_stay,
+    frames_of_epochs,
+)
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.clip_costs import ClipCosts
@@ -322,7 +327,8 @@ class ViewOrder:
             num_shards // workers,
             workers,
             *bounds,
-            frames_may_stay(self.view)[False],
+            frames_are_small(self.view),
+            self.view.transform is not None,
             what,
             self.view.dataset.url,
         )

@@ -389,14 +389,16 @@ def leading(groups: Sequence[FrameGroup]) -> FrameGroup:
     if len(groups) == 1:
         return groups[0]
 
-    def cost(group: FrameGroup) -> int:
-        if group.is_alone:
-            return group.nbytes
-        assert group.grid is not None
-        grid = group.grid.whole_chunks
-        return group.nbytes * (grid.unit_frames or int(median(grid.max_chunk_frames)))
+    return max(groups, key=lambda group: group.nbytes * unit_frames(group))
 
-    return max(groups, key=cost)
+
+def unit_frames(group: FrameGroup) -> int:
+    """The frames of a unit; of chunks, see `leading`."""
+    if group.is_alone:
+        return 1
+    assert group.grid is not None
+    grid = group.grid.whole_chunks
+    return grid.unit_frames or int(median(grid.max_chunk_frames))
 
 
 def _deal(
@@ -440,15 +442,18 @@ def _longest_first(length: IntArray, goal: IntArray, key: int) -> tuple[IntArray
 
 
 def cut_bytes(table: RowTable, groups: Sequence[FrameGroup], row: IntArray) -> IntArray:
-    """The bytes of frames that are decoded twice because a piece begins at a row; int64[n]."""
+    """The bytes of frames that are read or decoded twice because a piece begins at a row;
+    int64[n].
+    """
     is_cut = table.bounds[table.bounds.searchsorted(row)] != row
     row = row[is_cut]
     episode, start = table.locate(row)
     before = table.locate(row - 1)
     cut = np.zeros(len(is_cut), np.int64)
     for group in groups:
-        begin, _ = group.units(episode, group.first(episode, start))
-        cut[is_cut] += group.nbytes * np.maximum(group.stop(*before) - begin, 0)
+        begin = group.read_from(episode, group.first(episode, start))
+        stop = group.read_until(episode, group.stop(*before))
+        cut[is_cut] += group.nbytes * np.maximum(stop - begin, 0)
     return cut
 
 

@@ -39,6 +39,7 @@ class FrameGroup:
         nbytes: of a frame in memory.
         grid: the group's chunks; `None` if each frame is decoded alone.
         decoder_bytes: of an open decoder and its packets.
+        reads_chunks: whether frames that decode alone are read with their chunk.
         find: returns the frames of clips, int64[n, T], if rows list theirs; `offsets` are then all
             that a row may have.
         num_listed: the most frames in such a row.
@@ -49,6 +50,7 @@ class FrameGroup:
     nbytes: int
     grid: ChunkGrid | None = None
     decoder_bytes: int = 0
+    reads_chunks: bool = False
     find: Callable[[ClipKeys], IntArray] | None = None
     num_listed: int | None = None
 
@@ -62,6 +64,32 @@ class FrameGroup:
         """Whether each frame is decoded alone."""
         grid = self.grid
         return grid is None or grid.by_frame or grid.whole_chunks.unit_frames == 1
+
+    def read_until(self, episode: IntArray, stop: IntArray) -> IntArray:
+        """The frame behind those that are read for all before `stop`, int64[n] each: of chunks that
+        are read or decoded whole, their end.
+        """
+        grid = self.grid
+        if grid is None or not (self.reads_chunks or self._is_decoded_whole):
+            return stop
+        grid = grid.whole_chunks
+        ends = grid.bounds(episode, grid.place(episode, np.maximum(stop - 1, 0)))[1]
+        return np.minimum(ends, self.num_frames[episode])
+
+    def read_from(self, episode: IntArray, frame: IntArray) -> IntArray:
+        """The first frame that is read for these, int64[n] each."""
+        if self.grid is None or not self.reads_chunks:
+            return self.units(episode, frame)[0]
+        grid = self.grid.whole_chunks
+        return grid.bounds(episode, grid.place(episode, frame))[0]
+
+    @property
+    def _is_decoded_whole(self) -> bool:
+        """Whether units are compressed chunks, and not videos."""
+        grid = self.grid
+        return grid is not None and not (
+            self.is_alone or grid.unit_frames or grid.stored_grid is not None
+        )
 
     def num_together(self, episode: IntArray) -> int:
         """The most frames of these episodes, int64[n], that are loaded together: of a chunk, or of

@@ -85,8 +85,9 @@ class SettingsRequest:
         num_workers: workers of a rank, at least 1.
         num_cursors: upper bound of the number of cursors.
         shuffle_buffer: upper bound of the rows of a round.
-        are_small: whether all frames are so small that to keep them costs less than to load them
-            again: then epochs are permuted, if the frames fit.
+        are_small: whether to keep frames costs less than to load them again: then epochs are
+            permuted, if the frames fit.
+        reads_chunks: whether frames that decode alone are read with their chunk.
         what, url: the user of the memory, for messages.
     """
 
@@ -101,6 +102,7 @@ class SettingsRequest:
     num_cursors: int | None = None
     shuffle_buffer: int | None = None
     are_small: bool = False
+    reads_chunks: bool = False
     what: str = "these clips"
     url: str = ""
 
@@ -108,9 +110,15 @@ class SettingsRequest:
     def num_shards(self) -> int:
         return self.num_ranks * self.num_workers
 
+    @property
+    def _has_bounds(self) -> bool:
+        return self.num_cursors is not None or self.shuffle_buffer is not None
+
     @cached_property
     def _groups(self) -> list[FrameGroup]:
         groups = frame_groups(self.episodes, self.windows, self.sizes.frames)
+        if self.reads_chunks:
+            groups = [replace(group, reads_chunks=True) for group in groups]
         if self.finders is None or not len(self.rows):
             return groups
         first = np.zeros(1, np.int64)
@@ -172,20 +180,29 @@ class SettingsRequest:
             return self._settled(settings, staying), False
         if not settings.shuffle:
             return self._settled(self._in_order(room), staying), False
-        if self.are_small:  # each shard permutes the rows of all
-            permuted = division.with_all(all_frames)
-            if permuted.in_memory is not None:
-                return self._settled(replace(settings, is_permuted=True), permuted), False
+        if (permuted := self._permuted(division, all_frames)) is not None:
+            return permuted, False
         stays = staying.in_memory is not None
         shares, most = (self._choice(nbytes, stays=stays) for nbytes in (room, UNLIMITED))
-        settings, is_limited = (
-            self._settings(shares, stays=stays),
-            most.num_cursors > shares.num_cursors,
-        )
-        limited = None
-        if self.num_cursors is None and self.shuffle_buffer is None:
+        settings, limited = self._settings(shares, stays=stays), None
+        is_limited = most.num_cursors > shares.num_cursors
+        is_one_block = self.num_shards * shares.num_cursors == 1
+        if is_one_block and shares.block_rows >= len(self.rows) and not self._has_bounds:
+            settings = replace(settings, is_permuted=True)  # blocks have few orders
+        if not self._has_bounds:
             limited = self._notice(shares, settings, most if is_limited else None)
         return replace(self._settled(settings, staying), limited=limited), is_limited
+
+    def _permuted(self, division: MemoryDivision, all_frames: Sequence[int]) -> EpochMemory | None:
+        """The settings of permuted epochs, of small frames that all stay: each shard permutes the
+        rows of all.
+        """
+        if self._has_bounds:
+            return None
+        of_all = division.with_all(all_frames) if self.are_small else division
+        if of_all.in_memory is None:
+            return None
+        return self._settled(replace(self.settings, is_permuted=True), of_all)
 
     def _settled(self, settings: PlanSettings, division: MemoryDivision) -> EpochMemory:
         if division.in_memory is None:
@@ -237,7 +254,7 @@ class SettingsRequest:
     def _all_frames(self) -> tuple[int, ...]:
         """The frames of each group that rows need, about."""
         if not len(self.rows):
-            return ()
+            return (1,) * len(self._groups)
         return tuple(num_used(self.rows, group) for group in self._groups)
 
     @cached_property
@@ -277,6 +294,8 @@ class SettingsRequest:
         """
         sizes, arena = self.sizes, division.max_arena
         frames = self._walked(settings.num_cursors, settings.block_rows)
+        if settings.is_permuted:
+            frames = tuple(map(max, self._all_frames, frames))
         if sizes.held(frames) > arena:
             least = self._frames_of_row
             room = max(0, arena - sizes.held(least))

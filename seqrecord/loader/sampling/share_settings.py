@@ -29,9 +29,11 @@ from seqrecord.loader.sampling.cursor_shares import (
     EpisodeSequence,
     coprime_part,
     cut_bytes,
+    leading,
     median,
     num_used,
     share_out,
+    unit_frames,
 )
 from seqrecord.loader.sampling.decoding_units import FrameGroup
 from seqrecord.loader.sampling.frame_life import FrameLife, life_of_frames, peak_bytes
@@ -143,6 +145,7 @@ class ShareRequest:
         most = min(most, self.most_rows, self.max_cursors or most)
         most = self._last(most, lambda count: self._block(count, room) is not None)
         if not self.keeps_frames or self.num_shards > 1:
+            most = min(most, max(1, self._num_units // self.num_shards))
             most = self._last(most, lambda count: self._reread(count) <= self._most_reread(count))
         most = self._with_block(most, room)
         count, aligned, rotation = self._spread(most, room)
@@ -205,6 +208,14 @@ class ShareRequest:
         return sum(one.nbytes * (one.num_together(episode) - 1) for one in self.groups)
 
     # ---- reading
+
+    @cached_property
+    def _num_units(self) -> int:
+        """How many rows begin units, about: more begins of shares would not align."""
+        group, table = leading(self.groups), self.table
+        if group.is_alone:
+            return len(table)
+        return max(1, min(len(table), len(table) * table.stride // unit_frames(group)))
 
     @cached_property
     def _used_bytes(self) -> int:
