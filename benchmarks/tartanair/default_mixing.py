@@ -48,7 +48,8 @@ POSE = 28
 FIVE = (3 + 4 + 8 + 1) * PIXELS  # image, depth, flow, mask
 WORKER_BATCH = 64
 WORKER_LIMIT = 4 << 30  # the default of 16 workers refuses such batches of long clips
-SMALL = 1 << 16  # bytes of a frame that is kept in memory whatever its codec
+SMALL = 1 << 16  # bytes of a frame that is kept in memory whatever its codec,
+LEAST = 1 << 11  # … and of a raw one whose epochs are permuted
 PIECE = 32  # frames of video that are decoded at once
 DECODER = 9  # frames that a decoder of video holds
 MOST = 1 << 62
@@ -182,13 +183,15 @@ class Case:
 
     @property
     def are_small(self) -> bool:
-        """Whether all frames are small, and each is decoded alone."""
-        return all(group.nbytes <= SMALL and group.gop <= 1 for group in self.groups)
+        """Whether to load a frame costs less than to copy it: epochs are permuted."""
+        return all(group.nbytes <= LEAST and group.gop == 0 for group in self.groups)
 
     @property
     def may_stay(self) -> bool:
         """Whether frames may be resident: small ones, and decoded ones."""
-        return self.are_small or (self.stays and any(group.gop for group in self.groups))
+        if all(group.nbytes <= SMALL and group.gop <= 1 for group in self.groups):
+            return True
+        return self.stays and any(group.gop for group in self.groups)
 
 
 # ---- sets

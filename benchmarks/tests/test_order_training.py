@@ -150,7 +150,7 @@ def test_small_epochs_have_different_orders(lengths: tuple[int, ...]) -> None:
     assert len(orders) == 40
     assert len(pairs) > 0.6 * table.num_clips * (table.num_clips - 1) / 2
     assert max(pairs.values()) < 20
-    assert np.mean(neighbours) < 0.5
+    assert np.mean(neighbours) < 1.2  # of a full shuffle
 
 
 def test_tables_of_orders() -> None:
