@@ -60,6 +60,11 @@ def rows_of(table: RowTable) -> list[Row]:
     return [Row(o, e, f + i * a, s + i * b) for o, e, f, s, n in runs for i in range(n)]
 
 
+def rows_of_shards(total: int, num: int) -> list[int]:
+    edges = [s * (total % num) // num for s in range(num + 1)]
+    return [total // num + j - i for i, j in pairwise(edges)]
+
+
 def rows_left(rows: list[Row], emitted: set[int]) -> list[Row]:
     left = [row for number, row in enumerate(rows) if number not in emitted]
     owners = sorted({row.owner for row in left})
@@ -124,7 +129,7 @@ def rows_of_cursors(epoch: Epoch, key: int) -> list[list[list[int]]]:
 
     def lacks(turn: int) -> list[int]:
         had = [sum(lengths[k] for k in range(turn * size) if shard_of[k] == s) for s in shards]
-        return [total // size + (s < total % size) - had[s] for s in shards]
+        return [rows - had[s] for s, rows in enumerate(rows_of_shards(total, size))]
 
     if min(lacks(count - 1)) < 1:
         drawn = hashes(key_of(Purpose.SHARE_SHARDS, key), range(num))
@@ -184,12 +189,14 @@ def batches_of_shards(epoch: Epoch) -> list[list[list[int]]]:
         rows, cursors = list(range(total)), 1
         if epoch.kind == "sequences":
             rows, cursors = circle_of(epoch, key)[0], size
-        counts = [total // num + (s < total % num) for s in shards]
+        counts = rows_of_shards(total, num)
         lengths = [n // cursors + (c < n % cursors) for c in range(cursors) for n in counts]
         parts = [rows[i:j] for i, j in pairwise(accumulate(lengths, initial=0))]
         orders = [[x[b] for b in range(total) for x in parts[s::num] if b < len(x)] for s in shards]
     elif settings.is_permuted:
-        orders = [[permute(i, total, key) for i in range(s, total, num)] for s in shards]
+        firsts = sorted(shards, key=lambda s: -rows_of_shards(total, num)[s])
+        starts = [firsts.index(s) for s in shards]
+        orders = [[permute(i, total, key) for i in range(s, total, num)] for s in starts]
     else:
         old = key_of(Purpose.SHARES_OF_EPOCH, *epoch.key._replace(epoch=0))
         for s, cursors in enumerate(rows_of_cursors(epoch, old if settings.is_resident else key)):

@@ -466,7 +466,9 @@ def test_encoded_features_beside_mapped_ones(tmp_path: Path, map_style: bool) ->
             if place < 2:
                 assert (loader.stats()["frames_mapped"] > 0) == (place == 0)
     mapped, copied, of_depth = read[1]
-    assert 0.9 * of_depth <= mapped < 1.5 * of_depth  # plans of little memory may read a chunk again
+    assert (
+        0.9 * of_depth <= mapped < 1.5 * of_depth
+    )  # plans of little memory may read a chunk again
     assert copied - mapped >= 0.9 * count * 75 * 75 * 3
     if not map_style:
         assert digests(loaders[0]) == digests(loaders[1])

@@ -281,8 +281,8 @@ def share_out(
 ) -> Shares:
     """The shares of all cursors of all shards.
 
-    Shards have equally many rows; the first ones have one more if they do not divide evenly. With
-    costs, shards have equal costs, to two rows.
+    Shards have equally many rows, or one more, see `rows_of_shards`. With costs, shards have equal
+    costs, to two rows.
 
     Args:
         sequence: the episodes, with at least one row.
@@ -298,16 +298,26 @@ def share_out(
     return Shares(sequence, num_cursors, cursor, sequence.rounded(begin))
 
 
+def rows_of_shards(total: int, num_shards: int) -> IntArray:
+    """The rows of each shard, int64[shards]: equally many, or one more in some of them, which are
+    evenly spread, so that ranks of several workers differ by one row, too.
+    """
+    low, more = divmod(total, num_shards)
+    edges = np.arange(num_shards + 1) * more // num_shards
+    return low + edges[1:] - edges[:-1]
+
+
 def even_shares(sequence: EpisodeSequence, num_shards: int, num_cursors: int) -> Shares:
     """Shares of equal length, or one row more, dealt in turn: share k to shard k modulo the number
-    of shards. The first shards have one row more than others, and so have a shard's first cursors.
+    of shards. Some shards have one row more than others, see `rows_of_shards`, and so have a
+    shard's first cursors.
 
     The sequence has no costs.
     """
     share = np.arange(num_shards * num_cursors)
     cursor, shard = np.divmod(share, num_shards)
-    low, more = divmod(sequence.total, num_shards)
-    rows, longer = np.divmod(low + (shard < more), num_cursors)
+    of_shards = rows_of_shards(sequence.total, num_shards)
+    rows, longer = np.divmod(of_shards[shard], num_cursors)
     length = rows + (cursor < longer)
     return Shares(sequence, num_cursors, shard * num_cursors + cursor, length.cumsum() - length)
 
@@ -408,7 +418,7 @@ def _deal(
     that are equal; int64[shares] each.
     """
     length = _lengths(begin, total).reshape(num_cursors, num_shards)
-    goal = total // num_shards + (np.arange(num_shards) < total % num_shards).astype(np.int64)
+    goal = rows_of_shards(total, num_shards)
     turns = np.arange(num_cursors)[:, None]
     shard: IntArray = (np.arange(num_shards) + turns * rotation) % num_shards
     place = shard.argsort(axis=1)

@@ -13,7 +13,13 @@ import numpy as np
 from seqrecord.loader.clips.tables import EpisodeLayout, IntArray
 from seqrecord.loader.sampling.clip_costs import ClipCosts
 from seqrecord.loader.sampling.cost_batches import BatchLimit
-from seqrecord.loader.sampling.cursor_shares import EpisodeSequence, Pieces, even_shares, share_out
+from seqrecord.loader.sampling.cursor_shares import (
+    EpisodeSequence,
+    Pieces,
+    even_shares,
+    rows_of_shards,
+    share_out,
+)
 from seqrecord.loader.sampling.decoding_units import FrameGroup
 from seqrecord.loader.sampling.order_batches import (
     CostBatches,
@@ -120,8 +126,7 @@ class EpochRows:
             orders = (self.order(shard, num_shards) for shard in range(num_shards))
             return np.array([order.num_rows for order in orders], np.int64)
         if self.weight is None or not settings.shuffle or settings.is_permuted:
-            low, more = divmod(len(self.table), num_shards)
-            return low + (np.arange(num_shards) < more)
+            return rows_of_shards(len(self.table), num_shards)
         pieces, shard = self.pieces(num_shards)
         return np.bincount(shard, pieces.count, num_shards).astype(np.int64)
 

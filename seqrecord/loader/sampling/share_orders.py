@@ -4,7 +4,7 @@ Any part of an order is computed without the rows before it:
 
 - `SharedOrder`: shuffled episodes, read by cursors, see `cursor_shares` and `share_rounds`.
 - `PermutedOrder`: rows whose frames cost nothing twice. The rows of an epoch are permuted, and each
-  shard takes every n-th one. Also later epochs of resident frames: a permutation of the rows that
+  shard takes every n-th one, those with one row more than others first. Also later epochs of resident frames: a permutation of the rows that
   the shard has in epoch 0.
 - `SequenceOrder`: each row of a batch follows its own share of the episodes. Without a shuffle,
   each shard has one share of the table, row by row.
@@ -28,6 +28,7 @@ from seqrecord.loader.sampling.cursor_shares import (
     EpisodeSequence,
     Pieces,
     even_shares,
+    rows_of_shards,
     share_out,
 )
 from seqrecord.loader.sampling.decoding_units import FrameGroup
@@ -240,7 +241,10 @@ def order_of_shard(
             `EpisodeSequence`. Other orders have equal numbers of rows.
     """
     if settings.is_permuted and shuffle:
-        return PermutedOrder(len(table), key.of(), shard, num_shards)
+        # Those with one row more than others begin.
+        by_rows = np.argsort(-rows_of_shards(len(table), num_shards), kind="stable")
+        first = int(np.flatnonzero(by_rows == shard)[0])
+        return PermutedOrder(len(table), key.of(), first, num_shards)
     if not shuffle:
         return SequenceOrder.of(EpisodeSequence.in_order(table), num_shards, shard, 1)
     # Resident frames keep their shards.
