@@ -106,7 +106,9 @@ def test_cache_of_any_content_changes_nothing(
             os.truncate(file, number)
             check(lambda count: count >= 0)
             check()
-    assert not caplog.records, "damaged frames are decoded"
+    of_memory = "memory_limit leaves no room"
+    others = [one for one in caplog.messages if of_memory not in one]
+    assert not others, "damaged frames are decoded"
     loader = cached(path, cache)
     batches = iter(loader)
     found = [digest(next(batches)) for _ in range(2)]

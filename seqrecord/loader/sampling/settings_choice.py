@@ -362,7 +362,7 @@ class SettingsRequest:
         key = EpochKey(settings.seed, 0)
         order = order_of_shard(rows, [group], shares, key, 0, count, size)
         whole = order.num_rows // size
-        if not whole:
+        if whole < _COUNTED_BATCHES:
             return None
         begins = np.unique(np.linspace(0, whole - 1, _COUNTED_BATCHES).astype(np.int64)) * size
         numbers = [

@@ -4,8 +4,8 @@ Any part of an order is computed without the rows before it:
 
 - `SharedOrder`: shuffled episodes, read by cursors, see `cursor_shares` and `share_rounds`.
 - `PermutedOrder`: rows whose frames cost nothing twice. The rows of an epoch are permuted, and each
-  shard takes every n-th one, those with one row more than others first. Also later epochs of resident frames: a permutation of the rows that
-  the shard has in epoch 0.
+  shard takes every n-th one, those with one row more than others first. Also later epochs of
+  resident frames: a permutation of the rows that the shard has in epoch 0.
 - `SequenceOrder`: each row of a batch follows its own share of the episodes. Without a shuffle,
   each shard has one share of the table, row by row.
 
