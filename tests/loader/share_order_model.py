@@ -186,11 +186,11 @@ def batches_of_shards(epoch: Epoch) -> list[list[list[int]]]:
     settings, num, size, total = epoch.settings, epoch.num_shards, epoch.size, len(epoch.rows)
     key, shards, orders = key_of(Purpose.SHARES_OF_EPOCH, *epoch.key), range(num), list[list[int]]()
     if epoch.kind != "shuffled":
-        rows, cursors = list(range(total)), 1
+        rows, width = list(range(total)), 1
         if epoch.kind == "sequences":
-            rows, cursors = circle_of(epoch, key)[0], size
+            rows, width = circle_of(epoch, key)[0], size
         counts = rows_of_shards(total, num)
-        lengths = [n // cursors + (c < n % cursors) for c in range(cursors) for n in counts]
+        lengths = [n // width + (c < n % width) for c in range(width) for n in counts]
         parts = [rows[i:j] for i, j in pairwise(accumulate(lengths, initial=0))]
         orders = [[x[b] for b in range(total) for x in parts[s::num] if b < len(x)] for s in shards]
     elif settings.is_permuted:
