@@ -58,7 +58,7 @@ SPAN, BATCH, CHUNK = 16, 32, 8  # frames of a clip, clips of a batch, frames of 
 SPEC = ClipSpec(SPAN)
 FRAMES = 1000  # that fit into memory
 EPOCHS, SAMPLED = 5, 32  # epochs and shards that figures are means of, at most
-COPIES = 20  # of abandonedfactory in the larger dataset: 309,960 frames
+MOST_COPIES = 20  # of abandonedfactory in the larger dataset: 309,960 frames
 MANY = 1_000_000  # episodes of 20 to 180 frames
 ROOM = 600_000  # frames of 32x32 pixels that fit into the default memory_limit
 _HEADER = """\
@@ -222,13 +222,13 @@ def shards(epochs: int = EPOCHS, sampled: int = SAMPLED) -> Iterator[str]:
         (1, 1, FRAMES),
         (1, 1, ROOM),
         (1, 8, FRAMES),
-        (COPIES, 1, FRAMES),
-        (COPIES, 8, FRAMES),
-        (COPIES, 64, FRAMES),
-        (COPIES, 256, FRAMES),
-        (COPIES, 256, ROOM),
+        (MOST_COPIES, 1, FRAMES),
+        (MOST_COPIES, 8, FRAMES),
+        (MOST_COPIES, 64, FRAMES),
+        (MOST_COPIES, 256, FRAMES),
+        (MOST_COPIES, 256, ROOM),
     ):
-        averaged_epochs = epochs if copies * num_shards < COPIES else 1
+        averaged_epochs = epochs if copies * num_shards < MOST_COPIES else 1
         lengths = np.array(ABANDONEDFACTORY * copies)
         yield _shards_row(lengths, num_shards, room, sampled, averaged_epochs)
 

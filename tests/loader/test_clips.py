@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.loader.clips.frames import COPIES
+from seqrecord.loader.clips.frames import MOST_COPIES
 from seqrecord.loader.clips.tables import (
     ClipTable,
     EpisodeLayout,
@@ -36,7 +36,7 @@ ALL_64 = np.uint64(2**64 - 1)
 
 def located(table: ClipTable) -> list[tuple[int, int]]:
     episode, start, sample, _ = table.locate(np.arange(table.num_clips))
-    assert (sample // COPIES).tolist() == [*range(table.num_clips)]
+    assert (sample // MOST_COPIES).tolist() == [*range(table.num_clips)]
     return list(zip(episode.tolist(), start.tolist(), strict=True))
 
 

@@ -252,7 +252,7 @@ def test_a_mix_of_a_source_of_one_frame(complete: Path) -> None:
         assert [len(batch["episode"]) for batch in mix] == [4, 4, 4]
 
 
-# ---- lists of frames, in excerpts as large as memory allows
+# ---- lists of frames
 
 LISTED: dict[str, Any] = {
     "episode": ["b"] * 40,

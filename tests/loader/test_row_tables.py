@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.random import Generator, default_rng
 
-from seqrecord.loader.clips.frames import COPIES
+from seqrecord.loader.clips.frames import MOST_COPIES
 from seqrecord.loader.clips.tables import ClipTable
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.store.clip_spec import ClipSpec
@@ -29,7 +29,7 @@ def drawn_clips(rng: Generator, stride: int) -> tuple[ClipTable, list[tuple[int,
         for copy in range(int(rng.choice([1, 1, 2, 4])) if rng.random() < 0.3 else 1)
     )
     rows = sorted({clip[:2] for clip in clips})
-    samples = [COPIES * rows.index(clip[:2]) + clip[2] for clip in clips]
+    samples = [MOST_COPIES * rows.index(clip[:2]) + clip[2] for clip in clips]
     episode, start, _ = np.array(clips, np.int64).reshape(-1, 3).T
     spec = ClipSpec(4, stride=stride)
     table = ClipTable(spec, np.arange(12), *np.zeros((3, 0), np.int64))

@@ -594,7 +594,7 @@ def test_one_sample_of_each_episode(numbered: Dataset, form: str) -> None:
     table: dict[str, Any] = {"episode": [key for key, _ in EVERY]}
     table["start"] = [start for _, start in EVERY]
     options: dict[str, Any] = {}
-    if form == "frames":  # in excerpts that divide episodes
+    if form == "frames":
         table["frames"] = [[start, start + 1] for start in table.pop("start")]
         options = {"clip_len": None, "memory_limit": "6KiB"}
     functions = [one_per_episode()] if form == "default" else [table, one_per_episode()]
@@ -618,7 +618,7 @@ def test_one_sample_of_each_episode(numbered: Dataset, form: str) -> None:
     ],
 )
 def test_lists_of_frames_start_at_their_first_frame(numbered: Dataset, function: Any) -> None:
-    """As the same samples by `start`; places in excerpts are no frames."""
+    """As the same samples by `start`; places among listed frames are no frames."""
     chosen = EVERY[5::3] + EVERY[:40:7]
     starts: dict[str, Any] = {
         "episode": [key for key, _ in chosen],

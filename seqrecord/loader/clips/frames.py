@@ -54,7 +54,7 @@ from seqrecord.store.tables.grids import (
 UNKNOWN = -1
 """Age of a missing value."""
 
-COPIES = 1 << 20
+MOST_COPIES = 1 << 20
 """Most copies of a sample row in an epoch."""
 
 FAR = 1 << 60
@@ -71,7 +71,7 @@ class ClipKeys(NamedTuple):
     start: IntArray
     """First frame, or origin of the windows."""
     sample: IntArray
-    """Unique in an epoch: `COPIES` times the row in the table of samples, plus the copy's
+    """Unique in an epoch: `MOST_COPIES` times the row in the table of samples, plus the copy's
     number.
     """
     place: IntArray
@@ -80,7 +80,7 @@ class ClipKeys(NamedTuple):
     @property
     def row(self) -> IntArray:
         """Row in the samples' table, which is in canonical order."""
-        return self.sample // COPIES
+        return self.sample // MOST_COPIES
 
     @classmethod
     def zeros(cls, count: int) -> ClipKeys:

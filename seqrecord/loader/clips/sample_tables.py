@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.frame_lists import FrameLists, with_last_repeated
-from seqrecord.loader.clips.frames import COPIES, MissingFrames
+from seqrecord.loader.clips.frames import MOST_COPIES, MissingFrames
 from seqrecord.loader.clips.samples import Values, taken
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.store.clip_spec import MAX_SETTING
@@ -193,8 +193,8 @@ def read_samples(
     own: dict[str, Values] = {}
     if "repeat" in columns:
         own["repeat"] = repeat = np.asarray(columns.pop("repeat"), np.float64)
-        wrong = ~((repeat >= 0) & (repeat <= COPIES))
-        check_rows(wrong, "has an invalid repeat", lambda _: f"0 to {COPIES}", repeat)
+        wrong = ~((repeat >= 0) & (repeat <= MOST_COPIES))
+        check_rows(wrong, "has an invalid repeat", lambda _: f"0 to {MOST_COPIES}", repeat)
     for name, column in [*columns.items()]:
         if holds_text(column.type):
             own[name] = column.cast(pa.large_string())

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.clips.frames import COPIES, ClipKeys
+from seqrecord.loader.clips.frames import MOST_COPIES, ClipKeys
 from seqrecord.loader.clips.tables import ClipTable, IntArray
 from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.tables.grids import ragged_arange
@@ -134,7 +134,7 @@ class Samples:
         """A user's table, sorted; `clips` has its settings. `listed` are its rows, if some lack."""
         order = np.lexsort((start, episode))
         row = np.arange(len(order))
-        clips = clips.with_runs(episode[order], start[order], np.ones_like(row), row * COPIES)
+        clips = clips.with_runs(episode[order], start[order], np.ones_like(row), row * MOST_COPIES)
         columns = {name: taken(column, order) for name, column in columns.items()}
         return cls(clips, episodes, columns, order if listed is None else listed[order])
 
@@ -309,20 +309,20 @@ class Samples:
             if isinstance(column, ComputedValues):
                 of = column.of
                 return replace(column, of=lambda k: of(k._replace(sample=k.sample + first)))
-            return column[first // COPIES : stop // COPIES]
+            return column[first // MOST_COPIES : stop // MOST_COPIES]
 
         part = clips.pieces(run, np.zeros_like(run), clips.count[run])
         part = replace(part, samples=part.first_sample - first)
         columns = {name: shifted(column) for name, column in self.columns.items()}
-        episodes = self.episodes.from_row(first // COPIES)
-        listed = None if self.listed is None else self.listed[first // COPIES :]
+        episodes = self.episodes.from_row(first // MOST_COPIES)
+        listed = None if self.listed is None else self.listed[first // MOST_COPIES :]
         return replace(self, clips=part, episodes=episodes, columns=columns, listed=listed)
 
     def every(self, stride: int, phase: int = 0) -> Samples:
         """The samples that start at `phase` plus a multiple of `stride`."""
         clips = self.clips.with_stride(stride, phase)
         if not self.columns and self.listed is None:  # no value depends on the numbers
-            clips = replace(clips, samples=None, sample_step=COPIES)
+            clips = replace(clips, samples=None, sample_step=MOST_COPIES)
         return replace(self, clips=clips)
 
     def repeated(self, times: IntArray) -> ClipTable:
@@ -387,8 +387,8 @@ def _checked_column(name: str, given: Any, count: int) -> Values:
         raise ClipError(problem, expected=expected, got=str(error)[:200]) from error
     if name == "repeat":
         repeat = np.asarray(values, np.float64)
-        for row in np.flatnonzero(~((repeat >= 0) & (repeat <= COPIES)))[:1].tolist():
+        for row in np.flatnonzero(~((repeat >= 0) & (repeat <= MOST_COPIES)))[:1].tolist():
             problem = f"samples has an invalid repeat, in row {row}"
-            raise ClipError(problem, expected=f"0 to {COPIES}", got=float(repeat[row]))
+            raise ClipError(problem, expected=f"0 to {MOST_COPIES}", got=float(repeat[row]))
         return repeat
     return values

@@ -19,7 +19,13 @@ from math import gcd
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.loader.clips.frames import COPIES, FAR, ClipKeys, MissingFrames, merged_intervals
+from seqrecord.loader.clips.frames import (
+    FAR,
+    MOST_COPIES,
+    ClipKeys,
+    MissingFrames,
+    merged_intervals,
+)
 from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.tables.grids import ChunkGrid, IntArray, distinct, frame_keys, split_keys
@@ -105,13 +111,13 @@ class ClipTable:
     num_incomplete: int = 0
     num_outside: int = 0
     samples: IntArray | None = None
-    sample_step: int = COPIES
+    sample_step: int = MOST_COPIES
     offsets: IntArray = field(init=False)  # position of each run's first clip
     first_sample: IntArray = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", np.cumsum(self.count) - self.count)
-        first_sample = self.offsets * COPIES if self.samples is None else self.samples
+        first_sample = self.offsets * MOST_COPIES if self.samples is None else self.samples
         object.__setattr__(self, "first_sample", first_sample)
 
     @cached_property

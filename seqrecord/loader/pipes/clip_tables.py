@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.clips.frames import COPIES, ClipKeys
+from seqrecord.loader.clips.frames import MOST_COPIES, ClipKeys
 from seqrecord.loader.clips.layouts import missing_frames
 from seqrecord.loader.clips.sample_tables import read_frame_lists, read_samples, sample_columns
 from seqrecord.loader.clips.samples import (
@@ -125,7 +125,7 @@ def _of_starts(
     row, is_selected = np.arange(len(episode)), np.isin(episode, selected)
     selected = distinct(episode[is_selected])
     episodes = ViewEpisodes(dataset, windows, selected, num_rows=len(row), stops=stops)
-    clips, whole = ClipKeys(episode, start, row * COPIES, row), np.zeros(len(row), np.bool_)
+    clips, whole = ClipKeys(episode, start, row * MOST_COPIES, row), np.zeros(len(row), np.bool_)
     complete = episodes.complete(windows.dilations)
     for dilation, are_complete in zip(windows.dilations, complete, strict=True):
         has_dilation = own["dilation"] == dilation if "dilation" in own else True

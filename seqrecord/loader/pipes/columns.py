@@ -207,7 +207,7 @@ class ClipEpisodes:
                 start = drawn.astype(np.int64)
         numbers = np.array([one.number for one in self.of(clips.episode)], np.int64) + start
         if self.repeats:
-            numbers += (hash64(key_of(Purpose.COPIES), clips.sample) >> np.uint64(8)).astype(
+            numbers += (hash64(key_of(Purpose.COPY_NUMBERS), clips.sample) >> np.uint64(8)).astype(
                 np.int64
             )
         return numbers

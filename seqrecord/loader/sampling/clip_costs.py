@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.loader.clips.frames import COPIES
+from seqrecord.loader.clips.frames import MOST_COPIES
 from seqrecord.loader.clips.tables import IntArray
 
 
@@ -40,7 +40,7 @@ class ClipCosts:
 
     def of(self, sample: IntArray) -> IntArray:
         """The costs of samples, see `ClipKeys`; int64[n] each."""
-        costs: IntArray = self.cost[sample // COPIES]
+        costs: IntArray = self.cost[sample // MOST_COPIES]
         return costs
 
     def clips_of_length(self, length: int) -> int:
@@ -49,7 +49,7 @@ class ClipCosts:
 
     def lengths(self, sample: IntArray) -> IntArray:
         """The frame counts of samples; int64[n] each."""
-        frames: IntArray = self.frames[sample // COPIES]
+        frames: IntArray = self.frames[sample // MOST_COPIES]
         return frames
 
 

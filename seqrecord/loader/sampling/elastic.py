@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from seqrecord.errors import StateError
-from seqrecord.loader.clips.frames import COPIES
+from seqrecord.loader.clips.frames import MOST_COPIES
 from seqrecord.loader.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.loader.sampling.clip_costs import ClipCosts
 from seqrecord.loader.sampling.epoch_plans import EpochPlan
@@ -116,7 +116,7 @@ def find_remaining(
 def _table_of(table: ClipTable, rows: RowTable) -> ClipTable:
     """The clips of a table in some rows of it. Adjacent runs are joined."""
     columns = rows.episode, rows.start, rows.count, rows.sample
-    if (rows.sample % COPIES).any():  # a clip between two copies of another one
+    if (rows.sample % MOST_COPIES).any():  # a clip between two copies of another one
         row, offset = ragged_arange(rows.count)
         start = rows.start[row] + offset * rows.stride
         sample = rows.sample[row] + offset * rows.sample_step

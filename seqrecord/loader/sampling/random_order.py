@@ -71,7 +71,7 @@ class Purpose(IntEnum):
     CROPS_OF_BATCH = 24
     CLIP_FUNCTIONS = 25
     LISTED_FRAMES = 26
-    COPIES = 27
+    COPY_NUMBERS = 27
     MIX_SOURCES = 28
     MIX_PERIODS = 29
     MIX_SWAPS = 30

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.clips.frames import COPIES, Reach
+from seqrecord.loader.clips.frames import MOST_COPIES, Reach
 from seqrecord.loader.clips.tables import ClipTable, IntArray
 from seqrecord.store.clip_spec import ClipSpec
 from seqrecord.store.tables.grids import (
@@ -138,7 +138,7 @@ class Runs:
     count: IntArray
     run: IntArray
     first_sample: IntArray
-    sample_step: int = COPIES
+    sample_step: int = MOST_COPIES
     first_clip: IntArray = field(init=False)  # clips before the row
     num_clips: int = field(init=False)
 
