@@ -26,7 +26,7 @@ from seqrecord.loader.sampling.plan_settings import PlanSettings
 from seqrecord.store.processes.machine import process_memory
 from seqrecord.store.storage.local import LocalStorage
 from tests.kit.clip_data import minimum_memory, names
-from tests.kit.datasets import write_dataset, written_once
+from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.faults import CountingStorage
 from tests.kit.processes import be_worker
 from tests.loader.clip_cases import episode_table
@@ -95,6 +95,19 @@ def test_one_warning_names_the_limit_of_mixing(
     assert len(found) == len(expected)
     assert all(words in one.getMessage() for words, one in zip(expected, found, strict=True))
     assert all(one.levelno == logging.WARNING for one in found)
+
+
+def test_chunks_of_distant_frames_are_no_reason_for_few_cursors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A `frame_transform` reads whole chunks, also those of which clips use few frames."""
+    episodes = {f"e{i}": columns(image=np.zeros((96, 200, 300, 3), np.uint8)) for i in range(6)}
+    write_dataset(tmp_path / "records", episodes, codecs="raw", chunk_frames=16)
+    clips: dict[str, Any] = {"clip_len": 1, "stride": 8, "batch_size": 2, "memory_limit": "40MB"}
+    pipe = SeqRecordPipe(tmp_path / "records", **clips, frame_transform=dict)
+    assert sum(len(batch["start"]) for batch in pipe) == 6 * 96 // 8
+    assert pipe.stats()["num_interleaved"] >= 2
+    assert "decoded twice" not in caplog.text
 
 
 def test_recommended_memory_limit_suffices(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -648,13 +648,16 @@ MANY: list[Clip] = [
 MANY_CLIPS = {"episode": [key for key, _ in MANY], "frames": [[*frames] for _, frames in MANY]}
 
 
-def test_lists_of_little_memory_are_decoded_again(numbered: Dataset) -> None:
+def test_lists_of_little_memory_are_decoded_again(
+    numbered: Dataset, caplog: pytest.LogCaptureFixture
+) -> None:
     nbytes = 6 * 8 * 3 + 16
     total = sum(LENGTHS)
     decoded = []
     for limit in (None, 4 * nbytes * max(LENGTHS), 4 * nbytes * 24):
         pipe = make(numbered, MANY_CLIPS, batch_size=4, memory_limit=limit)
         assert Counter(clips_of(pipe)) == Counter(MANY)
+        assert limit or "decoded twice" not in caplog.text  # these frames all have memory
         decoded.append(pipe.stats()["frames_decoded"])
         assert limit is None or pipe.stats()["peak_buffer_bytes"] <= limit
     assert total <= decoded[0] <= 1.1 * total

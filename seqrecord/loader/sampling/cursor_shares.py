@@ -472,9 +472,27 @@ def num_used(table: RowTable, group: FrameGroup) -> int:
     rows have fewer frames together.
     """
     begin = group.first(table.episode, table.start)
-    last = table.start + (table.count - 1) * table.stride
-    stop = group.stop(table.episode, last)
+    stop = group.stop(table.episode, _last_starts(table))
+    frames = _num_new(table, begin, stop)
+    return int(np.minimum(frames, table.count * len(group.offsets)).sum())
+
+
+def num_read(table: RowTable, group: FrameGroup) -> int:
+    """The frames of a group that are read for rows, about: of chunks that are read whole, all."""
+    if not group.reads_chunks:
+        return num_used(table, group)
+    begin = group.read_from(table.episode, group.first(table.episode, table.start))
+    stop = group.read_until(table.episode, group.stop(table.episode, _last_starts(table)))
+    return int(_num_new(table, begin, stop).sum())
+
+
+def _last_starts(table: RowTable) -> IntArray:
+    return table.start + (table.count - 1) * table.stride
+
+
+def _num_new(table: RowTable, begin: IntArray, stop: IntArray) -> IntArray:
+    """The frames between these that the entries before do not have; int64[n] each."""
     same = table.owner[1:] == table.owner[:-1]
     begin[1:] = np.where(same, np.maximum(begin[1:], stop[:-1]), begin[1:])
-    frames = np.maximum(stop - begin, 0)
-    return int(np.minimum(frames, table.count * len(group.offsets)).sum())
+    frames: IntArray = np.maximum(stop - begin, 0)
+    return frames

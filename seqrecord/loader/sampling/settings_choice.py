@@ -188,7 +188,8 @@ class SettingsRequest:
         is_limited = most.num_cursors > shares.num_cursors
         is_one_block = self.num_shards * shares.num_cursors == 1
         if is_one_block and shares.block_rows >= len(self.rows) and not self._has_bounds:
-            settings = replace(settings, is_permuted=True)  # blocks have few orders
+            # Blocks have few orders. All frames have rows: none is decoded twice.
+            return self._settled(replace(settings, is_permuted=True), staying), is_limited
         if not self._has_bounds:
             limited = self._notice(shares, settings, most if is_limited else None)
         return replace(self._settled(settings, staying), limited=limited), is_limited

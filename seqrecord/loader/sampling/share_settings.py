@@ -31,6 +31,7 @@ from seqrecord.loader.sampling.cursor_shares import (
     cut_bytes,
     leading,
     median,
+    num_read,
     num_used,
     share_out,
     unit_frames,
@@ -222,6 +223,11 @@ class ShareRequest:
         """The bytes of all frames that rows need."""
         return sum(group.nbytes * num_used(self.table, group) for group in self.groups)
 
+    @cached_property
+    def _read_bytes(self) -> int:
+        """The bytes of all frames that are read for rows."""
+        return sum(group.nbytes * num_read(self.table, group) for group in self.groups)
+
     def _most_reread(self, num_cursors: int) -> float:
         return MOST_REREAD if num_cursors <= self.batch_size else USUAL_REREAD
 
@@ -236,12 +242,12 @@ class ShareRequest:
     def _measure_reread(self, num_cursors: int, aligned: float) -> float:
         num_shares = self.num_shards * num_cursors
         if num_shares <= _MOST_MEASURED:
-            return self._cut(self.num_shards, num_cursors, aligned) / max(1, self._used_bytes)
+            return self._cut(self.num_shards, num_cursors, aligned) / max(1, self._read_bytes)
         # Each begin costs the same on average; those of the last turn are not aligned.
         last = self.num_shards if self.num_shards > 1 else 0
         cut = (num_shares - last) * self._cut(1, _MOST_MEASURED, aligned)
         cut += last * self._cut(1, _MOST_MEASURED, 0.0)
-        return cut / _MOST_MEASURED / max(1, self._used_bytes)
+        return cut / _MOST_MEASURED / max(1, self._read_bytes)
 
     def _cut(self, num_shards: int, num_cursors: int, aligned: float) -> int:
         """The bytes of frames that are decoded twice."""
