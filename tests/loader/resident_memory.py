@@ -17,10 +17,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from seqrecord.loader.pipes.run_memory import predict_memory
 from torch.utils.data import DataLoader
 
 import seqrecord
+from seqrecord.loader.pipes.job_memory import predict_memory
 from seqrecord.loader.pipes.options import LoaderOptions
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -170,7 +170,8 @@ def test_ranks_keep_their_clips(path: Path, num_ranks: int, options: dict[str, A
             repeated = sum(pipe.stats()["duplicate_clips"] for pipe in pipes)
             assert every.keys() == set(every_clip())
             assert every.total() == NUM_CLIPS + repeated
-            assert not epoch or found == shards
+            # A shard with a clip fewer repeats the first one of its epoch.
+            assert not epoch or [one.keys() for one in found] == [one.keys() for one in shards]
         assert len({len(pipe) for pipe in pipes}) == 1 or options.get("last_batch") == "keep"
         shards = found
     assert sum(decoded[0]) < 2 * FRAMES

@@ -413,7 +413,9 @@ class ViewOrder:
             return False
         if num_shards > 1 and (self.view.samples.common.differ or self.costs is not None):
             return False
-        return settings is None or settings.is_resident or not settings.shuffle
+        if settings is None or not settings.shuffle:
+            return True
+        return settings.is_resident and not settings.is_permuted
 
     def _most_frames(self, num_shards: int, settings: PlanSettings) -> tuple[int, ...]:
         """Greatest frame counts of groups in any shard; for very many cursors, upper bounds."""
