@@ -363,7 +363,7 @@ class SettingsRequest:
         key = EpochKey(settings.seed, 0)
         order = order_of_shard(rows, [group], shares, key, 0, count, size)
         whole = order.num_rows // size
-        if whole < _COUNTED_BATCHES:
+        if not whole:
             return None
         begins = np.unique(np.linspace(0, whole - 1, _COUNTED_BATCHES).astype(np.int64)) * size
         numbers = [
@@ -373,7 +373,8 @@ class SettingsRequest:
         number = float(np.mean(numbers))
         parts = np.bincount(rows.episode, rows.count) / len(rows)
         full = float((1 - (1 - parts) ** size).sum())
-        if number >= _ENOUGH_EPISODES * full:
+        # More cursors than clips of two batches would not have more episodes.
+        if number >= _ENOUGH_EPISODES * full or shares.num_cursors >= 2 * size:
             if shares.reread <= _MUCH_REREAD:
                 return None
             return (
