@@ -672,8 +672,9 @@ class MixMachine(LoaderMachine):
                     plain = {n: value for n, value in clip.items() if n not in columns}
                     found[name].append(self.sources[name].check(plain))
             for name, clips in found.items():
-                share = -(-len(self.sources[name].clips) // part.ranks)
-                repeats = number >= len(self.sources[name].clips) % part.ranks > 0
+                low, more = divmod(len(self.sources[name].clips), part.ranks)
+                share, edges = low + (more > 0), (number * more, (number + 1) * more)
+                repeats = low + edges[1] // part.ranks - edges[0] // part.ranks < share
                 for start in range(0, len(clips) if part.epoch == 0 else 0, share):
                     epoch = clips[start : start + share]
                     if repeats and len(epoch) == share > 1:
