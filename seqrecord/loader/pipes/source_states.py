@@ -1,4 +1,4 @@
-"""The saved state of a order's order, and its comparison with the order."""
+"""The saved state of a dataset's order, and its comparison with a loader's."""
 
 from __future__ import annotations
 
