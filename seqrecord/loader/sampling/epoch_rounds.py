@@ -20,7 +20,7 @@ from seqrecord.loader.sampling.share_orders import (
 from seqrecord.loader.sampling.share_rounds import RoundRows
 from seqrecord.store.tables.grids import IntArray
 
-ROUND = 1 << 10
+ROUND = 1 << 8
 """Rows, where rounds have no blocks."""
 
 _BLOCKS_AT_ONCE = 1 << 18
