@@ -146,8 +146,10 @@ class SampleCosts:
 
     def log(self, plan: EpochPlan) -> None:
         """Log the expected fill and padding of batches, once for each number of shards."""
-        costs, use, count = plan.costs, plan.budget_use, plan.shard.count
-        if costs is None or use is None or plan.shard.index or count in self._logged:
+        costs, count = plan.costs, plan.shard.count
+        if plan.shard.index or count in self._logged:
+            return
+        if costs is None or (use := plan.budget_use) is None:
             return
         self._logged.add(count)
         _logger.info(

@@ -141,11 +141,11 @@ class EpochPlan:
         self._num_before, self._stride = num_before, table.spec.stride
         batches = ShardBatches.of(settings, draws, epoch, segment, shard)
         key = EpochKey(settings.seed, epoch, segment)
-        groups = frame_groups(episodes, self._windows)
+        self._groups = frame_groups(episodes, self._windows)
         if rows is None:
             rows = RowTable.of(table, in_order=not settings.shuffle)
         self._table = rows
-        rows_of_shards = EpochRows(self._table, groups, settings, key, costs)
+        rows_of_shards = EpochRows(self._table, self._groups, settings, key, costs)
         if not segment and costs is None:
             least = min(settings.batch_size or 1, batches.first_clip(1))
             _check_drop(len(self._table), settings, shard.count, least)
@@ -168,7 +168,7 @@ class EpochPlan:
         emitted, ends = _NO_ROWS, _NO_ROWS
         if costs is not None or self.num_repeated:
             emitted, ends = self._order_batches.rows(0, self.num_batches)
-        self._emitted = None if costs is None else emitted
+        self._emitted, self._ends = None if costs is None else emitted, ends
         if costs is not None:
             lengths = costs.lengths(self._table.samples(emitted))
             batches = batches.arranged(ends, lengths)
@@ -237,8 +237,7 @@ class EpochPlan:
         if self.costs is None or self._emitted is None or not len(self._emitted):
             return None
         cost = self.costs.of(self._table.samples(self._emitted))
-        _, ends = self._order_batches.rows(0, self.num_batches)
-        return BudgetUse.of(cost, ends, self.costs)
+        return BudgetUse.of(cost, self._ends, self.costs)
 
     # ---- batches
 
@@ -308,10 +307,8 @@ class EpochPlan:
 
     def most_loaded(self) -> tuple[int, ...]:
         """For each group, the frames that a cursor loads in the epoch, on the average."""
-        groups = frame_groups(self._episodes, self._windows)
-        return tuple(
-            -(-num_used(self._table, group) // max(1, self.num_cursors)) for group in groups
-        )
+        count = max(1, self.num_cursors)
+        return tuple(-(-num_used(self._table, group) // count) for group in self._groups)
 
     @property
     def num_runs(self) -> int:
