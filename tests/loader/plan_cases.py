@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -67,12 +68,12 @@ def plans_of(
     segment: EpochSegment,
     *,
     epoch: int,
-    number: int = 0,
+    over: Sequence[EpochSegment] = (),
     **options: Any,
 ) -> list[EpochPlan]:
-    """The plans of all shards of a segment, rank by rank."""
+    """The plans of all shards of a segment, after those that are over, rank by rank."""
     count = segment.ranks * segment.workers
-    given: Any = {"epoch": epoch, "segment": number, **options}
+    given: Any = {"epoch": epoch, "segments": tuple(over), **options}
     return [
         EpochPlan(
             table, episodes, segment.settings, shard=Shard(i, count, segment.workers), **given

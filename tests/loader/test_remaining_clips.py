@@ -84,7 +84,7 @@ def test_no_clip_is_lost_or_repeated(data: st.DataObject, request: Request, orde
         ranks, workers, size = (data.draw(few) for _ in range(3))
         segment = EpochSegment(ranks, workers, data.draw(st.integers(0, 12)), size, settings)
         try:
-            plans = plans_of(table, case.episodes, segment, epoch=epoch, number=number, costs=costs)
+            plans = plans_of(table, case.episodes, segment, epoch=epoch, over=over, costs=costs)
         except ClipError:
             assert settings.drops
             return
@@ -138,7 +138,7 @@ def test_clips_listed_several_times(
     assert rows_of(rest) == sorted(remaining.elements())
     assert not rest.num_clips or not every - (found + remaining), "lost"
     assert (found + remaining - every).total() <= sum(plan.num_repeated for plan in plans)
-    clips = all_clips(EpochPlan(rest, episodes, settings, segment=1))
+    clips = all_clips(EpochPlan(rest, episodes, settings, segments=(segment,)))
     columns = zip(*(c.tolist() for c in (clips.episode, clips.start, clips.sample)), strict=True)
     assert Counter(columns) == remaining
 

@@ -153,13 +153,13 @@ def test_other_shards_follow_what_is_left(data: st.DataObject, request: Request)
     request = of_sequences(request)
     case, segments, earlier = request.case, list[EpochSegment](), Counter[tuple[int, int]]()
     repeated, table, every = 0, case.table, set(case.clips())
-    for number in range(3):
+    for _ in range(3):
         settings = replace(request.settings, batch_size=data.draw(FEW))
         settings = replace(settings, num_cursors=settings.batch_size or 1)
         ranks, workers = data.draw(FEW), data.draw(FEW)
         segment = EpochSegment(ranks, workers, 0, 1, settings)
         try:
-            plans = plans_of(table, case.episodes, segment, epoch=request.epoch, number=number)
+            plans = plans_of(table, case.episodes, segment, epoch=request.epoch, over=segments)
         except ClipError:
             assert settings.drops
             return

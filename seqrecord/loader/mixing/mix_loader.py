@@ -264,14 +264,7 @@ class MixLoader:
 
     # ---- execution
 
-    def run(
-        self,
-        plan: MixPlan,
-        segments: Segments = (),  # noqa: ARG002
-        *,
-        batch: int = 0,
-        stats: EngineStats,
-    ) -> Run:
+    def run(self, plan: MixPlan, *, batch: int = 0, stats: EngineStats) -> Run:
         """See `Loader`."""
         stats.trace = self._sources[0].trace()
         # With `last_batch="keep"`, another rank may have had a batch more than this one has.

@@ -220,7 +220,7 @@ class SourceRun:
             self.stats.add(duplicate_clips=plan.num_repeated)
             self.stats.num_interleaved = plan.num_cursors
             draws = self.order.draws(self.number, first, plan)
-            executor = source.executor(plan, (), self.stats, self.device, draws)
+            executor = source.executor(plan, self.stats, self.device, draws)
             clips = clip - first, min(stop - first, plan.num_clips)
             slots = partial(self.order.places, self.number, first)
             executor.run(channel, clips, slots, partial(self._filled, channel))

@@ -149,7 +149,7 @@ class Epochs:
         loader = self._loaders.at(position.epoch)
         if (earlier := self._loaders.earlier) is not None and loader is not earlier:
             earlier.forget_frames()
-        self._last = run = loader.run(plan, position.segments, batch=batch, stats=stats)
+        self._last = run = loader.run(plan, batch=batch, stats=stats)
         yield from run
 
     def set_epoch(self, epoch: int, batches: int = 0, batch_size: int | None = None) -> None:

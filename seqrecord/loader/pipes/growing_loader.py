@@ -64,8 +64,8 @@ class Loader(Protocol):
         `settings` of a finished segment.
         """
 
-    def run(self, plan: Any, segments: Segments = (), *, batch: int, stats: EngineStats) -> Run:
-        """Run a plan, of an epoch after these `segments`, from a batch on."""
+    def run(self, plan: Any, *, batch: int, stats: EngineStats) -> Run:
+        """Run a plan from a batch on."""
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
         """Extend the statistics of a run by clip counts."""

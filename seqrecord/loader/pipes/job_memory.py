@@ -20,7 +20,6 @@ from seqrecord.loader.pipes.machine_memory import check_machine, spare_memory
 from seqrecord.loader.pipes.needed_pieces import needed_in
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.resident_frames import SMALL, can_stay
-from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.pipes.view_order import ViewOrder, plan_clips
 from seqrecord.loader.reading.chunk_store import ChunkStore, Pieces
@@ -65,20 +64,21 @@ def settle(
     order: ViewOrder,
     fitted: EpochMemory,
     plan: EpochPlan,
-    segments: Segments,
     *,
     on_device: bool,
     in_worker: bool,
 ) -> SettledMemory:
-    """Settle the `fitted` memory of a plan's run, of an epoch after these segments. Of local files,
-    it is that of all plans of the shard.
+    """Settle the `fitted` memory of a plan's run. Of local files, it is that of all plans of the
+    shard.
 
     Raises `MemoryLimitError` for more than this machine has; a mix checks its sources together.
     """
     memory = _arenas(order, fitted, on_device=on_device, in_worker=in_worker)
     settled = SettledMemory(memory, fitted.division.nbytes(memory))
     if fitted.stays:
-        settled = settled._replace(rows=order.staying_rows(plan.shard, segments, fitted.settings))
+        settled = settled._replace(
+            rows=order.staying_rows(plan.shard, plan.segments, fitted.settings)
+        )
     elif not on_device and mapped_frames(order.view.dataset.contents):
         settled = settled._replace(small_rows=_small_rows(order.view, plan, memory))
     if isinstance(order.view.dataset.contents.storage, ChunkStore):

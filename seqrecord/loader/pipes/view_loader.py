@@ -164,34 +164,29 @@ class ViewLoader:
 
     # ---- runs
 
-    def run(
-        self, plan: EpochPlan, segments: Segments = (), *, batch: int = 0, stats: EngineStats
-    ) -> Run:
+    def run(self, plan: EpochPlan, *, batch: int = 0, stats: EngineStats) -> Run:
         """See `Loader`."""
         stats.trace = self.trace()
         self._times_without_frame = 0
         device = self._buffers.device(self.find_device())
-        executor = self.executor(plan, segments, stats, device)
+        executor = self.executor(plan, stats, device)
         to_items, describe = partial(self._to_items, plan, device), partial(self._columns_of, plan)
         return Run.of_plan(executor, stats, to_items, describe, batch)
 
     def executor(
         self,
         plan: EpochPlan,
-        segments: Segments,
         stats: EngineStats,
         device: Device | None,
         draws: DrawsByPlace | None = None,
     ) -> Executor:
-        """Prepare a plan of an epoch without the clips of `segments`, on a device or the host; in a
-        mix, with the `draws` of its batches.
-        """
+        """Prepare a plan, on a device or the host; in a mix, with the `draws` of its batches."""
         on_device, in_worker = device is not None, get_worker_info() is not None
-        fitted = self.order.plan_memory(plan.shard.count, plan.epoch, segments)
+        fitted = self.order.plan_memory(plan.shard.count, plan.epoch, plan.segments)
         key, known = (plan.shard, on_device, in_worker), self._settled.get()
         if self._store is not None or key not in known or known[key][0] is not fitted:
-            of_plan = self.order, fitted, plan, segments
-            known[key] = fitted, settle(*of_plan, on_device=on_device, in_worker=in_worker)
+            where = {"on_device": on_device, "in_worker": in_worker}
+            known[key] = fitted, settle(self.order, fitted, plan, **where)
         settled = known[key][1]
         self._frames_stay, stats.planned_bytes = bool(settled.rows), settled.nbytes
         self._notices.decoding(self.order, plan.shard.count, stats, stay=self._frames_stay)

@@ -221,7 +221,7 @@ class ViewOrder:
             settings,
             epoch=epoch,
             shard=shard,
-            segment=len(segments),
+            segments=segments,
             num_before=num_before,
             windows=self.view.group_windows,
             frames=self.view.group_frames(epoch),

@@ -95,7 +95,7 @@ def find_remaining(
                 settings,
                 epoch=epoch,
                 shard=Shard(index, count, segment.workers),
-                segment=number,
+                segments=tuple(segments[:number]),
                 windows=windows,
                 draws=draws,
                 costs=costs,

@@ -34,7 +34,7 @@ from seqrecord.loader.sampling.epoch_rounds import (
 from seqrecord.loader.sampling.epoch_rows import EpochRows, frame_groups, runs_of
 from seqrecord.loader.sampling.frame_uses import RunFrames, SampleFrames
 from seqrecord.loader.sampling.orders import Order, find_order
-from seqrecord.loader.sampling.plan_settings import PlanSettings
+from seqrecord.loader.sampling.plan_settings import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.row_tables import RowTable
 from seqrecord.loader.sampling.runs import Intervals, Shard, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws, DrawsByPlace, ShardBatches
@@ -103,8 +103,8 @@ class EpochPlan:
     batches.
 
     `windows` are the windows of the groups in `episodes`, how far clips reach; by default whole
-    clips. `frames` are the functions that find the frames of clips in each group. In segment
-    `segment` of an epoch, `table` has the remaining clips (see `sampling.elastic`), and
+    clips. `frames` are the functions that find the frames of clips in each group. After finished
+    `segments` of an epoch, `table` has the remaining clips (see `sampling.elastic`), and
     `num_before` clips came before. `draws` are made for each batch; with `costs`, batches have a
     budget. `rows` are those of the table, if they are known.
 
@@ -126,7 +126,7 @@ class EpochPlan:
         *,
         epoch: int = 0,
         shard: Shard = _WHOLE,
-        segment: int = 0,
+        segments: tuple[EpochSegment, ...] = (),
         num_before: int = 0,
         windows: Sequence[Window] | None = None,
         frames: Sequence[SampleFrames] | None = None,
@@ -135,6 +135,7 @@ class EpochPlan:
         rows: RowTable | None = None,
     ) -> None:
         self.settings, self.epoch, self.shard, self.costs = settings, epoch, shard, costs
+        self.segments, segment = segments, len(segments)
         self.leading, self._episodes = episodes.leading, episodes
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         self._frames = [None] * len(self._windows) if frames is None else frames
