@@ -46,7 +46,6 @@ from seqrecord.store.text import counted
 _WHOLE = Shard()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
 _CLIPS_AT_FIRST = 1 << 8  # … an epoch's first ones in smaller groups: batches wait for these
-_NO_ROWS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,14 +165,12 @@ class EpochPlan:
                 expected=f"at least {counted(shard.count, 'sample')}, one for each of the shards",
                 got=counted(len(self._table), "sample"),
             )
-        emitted, ends = _NO_ROWS, _NO_ROWS
-        if costs is not None or self.num_repeated:
-            emitted, ends = self._order_batches.rows(0, self.num_batches)
-        self._emitted, self._ends = None if costs is None else emitted, ends
+        self._emitted: IntArray | None = None
         if costs is not None:
-            lengths = costs.lengths(self._table.samples(emitted))
-            batches = batches.arranged(ends, lengths)
-            self.num_clips = len(emitted)
+            self._emitted, self._ends = self._order_batches.rows(0, self.num_batches)
+            lengths = costs.lengths(self._table.samples(self._emitted))
+            batches = batches.arranged(self._ends, lengths)
+            self.num_clips = len(self._emitted)
         else:
             if (widths := rows_of_shards.widths(order)) is not None:
                 batches = batches.of_widths(widths)
@@ -183,8 +180,7 @@ class EpochPlan:
         self.batches = batches
         self.num_dropped = max(0, order.num_rows + self.num_repeated - self.num_clips)
         self._rounds = rounds_of(order, self._table, settings.block_rows)
-        repeated = emitted[len(emitted) - self.num_repeated :]
-        self._pieces = _with_single_rows(self._rounds.pieces, repeated)
+        self._pieces = _with_single_rows(self._rounds.pieces, self._order_batches.repeated)
         self.num_cursors = int(self._pieces.cursor.max(initial=-1)) + 1
         self._before = self._clips_before_rounds()
         self.num_rounds = len(self._before) - 1

@@ -56,6 +56,8 @@ class OrderBatches(ABC):
 
     num_batches: int
     num_repeated: int
+    _order: RowOrder
+    _total: int  # rows of all shards
 
     @abstractmethod
     def rows(self, first: int, last: int) -> tuple[IntArray, IntArray]:
@@ -68,6 +70,23 @@ class OrderBatches(ABC):
         """The rows that come after so many batches, as intervals: first rows and numbers of rows,
         ascending, int64[n] each. Repeated rows come before.
         """
+
+    @property
+    def repeated(self) -> IntArray:
+        """The rows that come a second time, int64[num_repeated]."""
+        return self._repeated(0, self.num_repeated)
+
+    def _repeated(self, begin: int, end: int) -> IntArray:
+        """The repeated rows `[begin, end)`: the order's first ones again. A shard without rows has
+        the first of the table.
+        """
+        num_rows = self._order.num_rows
+        places = np.arange(begin, end) % (num_rows or self._total)
+        if not num_rows or not len(places):
+            return places
+        low, high = int(places.min()), int(places.max()) + 1
+        repeated: IntArray = self._order.rows(low, high)[places - low]
+        return repeated
 
 
 class SizedBatches(OrderBatches):
@@ -136,26 +155,15 @@ class SizedBatches(OrderBatches):
             edges = self._rows_before(first) + np.append(0, sizes.cumsum())
         edges = np.minimum(edges, self._stop)
         begin, end = int(edges[0]), int(edges[-1])
-        stop = min(end, self._order.num_rows)
-        rows = self._order.rows(begin, max(begin, stop))
-        again = _repeated(self._order, max(begin, stop), end, self._total)
+        num_rows = self._order.num_rows
+        stop = max(begin, min(end, num_rows))
+        rows = self._order.rows(begin, stop)
+        again = self._repeated(stop - num_rows, end - num_rows)
         return np.concatenate((rows, again)), edges[1:] - begin
 
     def left(self, number: int) -> tuple[IntArray, IntArray]:
         """See `OrderBatches`."""
         return self._order.left(min(self._rows_before(number), self._order.num_rows))
-
-
-def _repeated(order: RowOrder, begin: int, end: int, total: int) -> IntArray:
-    """The rows in places from the number of an order's rows on: the first ones again. A shard
-    without rows has the first of `total` rows.
-    """
-    places = np.arange(begin, end) % (order.num_rows or total)
-    if not order.num_rows or not len(places):
-        return places
-    low, high = int(places.min()), int(places.max()) + 1
-    repeated: IntArray = order.rows(low, high)[places - low]
-    return repeated
 
 
 def counts_of_shards(
@@ -285,8 +293,7 @@ class CostBatches(OrderBatches):
             sizes.append(np.diff(edges[begin : end + 1]))
             batch += end - begin
         if batch < last:  # batches of one repeated row
-            over = self._order.num_rows - planned
-            parts.append(_repeated(self._order, batch + over, last + over, self._total))
+            parts.append(self._repeated(batch - planned, last - planned))
             sizes.append(np.ones(last - batch, np.int64))
         return np.concatenate(parts), np.cumsum(np.concatenate(sizes))
 
