@@ -45,7 +45,7 @@ from seqrecord.store.text import counted
 
 _WHOLE = Shard()
 _CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
-_CLIPS_AT_FIRST = 1 << 8  # … an epoch's first ones in smaller groups: batches wait for these
+_CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,7 +390,9 @@ class EpochPlan:
 
     def spans(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
         """Yield intervals `[begin, end)` of rounds in `[start, stop)` to compute together."""
-        clips, stop = _CLIPS_AT_FIRST, self.num_rounds if stop is None else stop
+        # Permuted clips are of all chunks: small groups cut no chunk in two.
+        clips = ROUND if isinstance(self._rounds, PositionRounds) else _CLIPS_AT_FIRST
+        stop = self.num_rounds if stop is None else stop
         while start < stop:
             group = max(1, clips * self.num_rounds // max(1, self.num_clips))
             yield start, min(start + group, stop)
