@@ -227,8 +227,9 @@ def measure_plans(
         assert plan.budget_use is not None
         assert plan.costs is not None
         clips = plan.clips_between(0, plan.num_clips)
-        sums = np.bincount(clips.batch, plan.costs.lengths(clips.sample))
-        trend = trend_of(sums / np.bincount(clips.batch))
+        batch = plan.batches.find(np.arange(len(clips)))[0]
+        sums = np.bincount(batch, plan.costs.lengths(clips.sample))
+        trend = trend_of(sums / np.bincount(batch))
         padding = plan.budget_use.padding if padded else 0.0
         ranks.append(RankUse(plan.num_batches, plan.budget_use.used, padding, trend))
     return Use.of(ranks, lengths, size, padded=padded)

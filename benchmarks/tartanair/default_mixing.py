@@ -361,7 +361,7 @@ def _rows(plan: EpochPlan, shard: int, job: Job, *, is_resident: bool) -> IntArr
     """Step, rank, episode, start and reader of a shard's clips, int64[5, n]."""
     clips = plan.clips(0, plan.num_rounds)
     rank, worker = divmod(shard, max(1, job.workers))
-    step = clips.batch * max(1, job.workers) + worker
+    step = plan.batches.find(np.arange(len(clips)))[0] * max(1, job.workers) + worker
     reader = np.full_like(step, shard)
     if not is_resident:  # a cursor reads a run of clips
         reader += clips.run * job.num_shards

@@ -190,8 +190,8 @@ def measure(
             shard = Shard(index, num_shards)
             plan = EpochPlan(table, episodes, settings, epoch=epoch, shard=shard, rows=rows)
             clips = plan.clips(0, plan.num_rounds)
-            ranks = np.full_like(clips.batch, rank)
-            columns.append((clips.batch, ranks, clips.episode, clips.start))
+            batch = plan.batches.find(np.arange(len(clips)))[0]
+            columns.append((batch, np.full_like(batch, rank), clips.episode, clips.start))
             life = _life(plan, group)
             read += life.num_decoded
             peak = peak_bytes([(group, life)], plan.num_rounds)

@@ -354,8 +354,7 @@ class DeviceBuffers(Buffers[DeviceArena]):
     """Buffers on a device.
 
     Frames are decoded into staging memory, copied and gathered by a side stream; see `DeviceArena`.
-    Videos in `needs.decoded_there` are decoded by the device into their rows if possible; see
-    `DeviceVideo`.
+    The `videos` of groups are decoded by the device into their rows if possible; see `DeviceVideo`.
 
     Batches use torch's allocator, which detects the deletion of a tensor's last view, in Python or
     in the graph of a backward pass. They are allocated on the side stream, so that freed memory is
@@ -368,10 +367,12 @@ class DeviceBuffers(Buffers[DeviceArena]):
         super().__init__(needs)
         self._stream = stream
         staging = Staging(self._stream)
-        self._video = {spec.name: DeviceVideo(spec, self._stream) for spec in needs.decoded_there}
-        self.arenas = [
-            DeviceArena(group.specs, group.num_rows, staging, self._video) for group in needs.groups
-        ]
+        self._videos: list[DeviceVideo] = []
+        self.arenas = []
+        for group in needs.groups:
+            videos = {spec.name: DeviceVideo(spec, self._stream) for spec in group.videos}
+            self.arenas.append(DeviceArena(group.specs, group.num_rows, staging, videos))
+            self._videos += videos.values()
         self._deliveries = QueueLimit(CONSUMER - 1)
         self._stats = EngineStats()
 
@@ -404,7 +405,7 @@ class DeviceBuffers(Buffers[DeviceArena]):
     def end(self) -> None:
         """See `Buffers`; waits for the copies, for their times."""
         self._note_copies(wait=True)
-        for video in self._video.values():
+        for video in self._videos:
             video.end_decoders()
 
     def _note_copies(self, *, wait: bool = False) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import ClipError, NotFoundError, SeqRecordError
-from seqrecord.loader.mixing.sources import MIX_OPTIONS
+from seqrecord.loader.mixing.mix_datasets import MIX_OPTIONS
 from seqrecord.loader.mixing.weights import amount
 from seqrecord.loader.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.loader.pipes.option_values import FrameCache

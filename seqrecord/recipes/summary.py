@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from seqrecord.loader.mixing.mix_loader import MixLoader
-from seqrecord.loader.mixing.mixed_batches import MixedBatches, meaning
-from seqrecord.loader.mixing.sources import SourceLoader
+from seqrecord.loader.mixing.agreement import meaning
+from seqrecord.loader.mixing.batches import MixedBatches
+from seqrecord.loader.mixing.loader import MixLoader
+from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.text import counted, shape_text, shown_place, table_lines
 
@@ -97,15 +98,17 @@ class MixSummary:
         for batches in mix.batches:
             columns |= batches.column_texts
             for name in batches.specs:
-                having = [one for one in batches.sources.values() if name in one.view.batch_arrays]
-                feature = _feature(batches, name, having[0], is_drawn=mix.options.draws is not None)
-                rows.setdefault(feature, []).extend(one.name for one in having)
+                views = {batches.names[n]: one.view for n, one in batches.loaders.items()}
+                having = {n: view for n, view in views.items() if name in view.batch_arrays}
+                view, is_drawn = next(iter(having.values())), mix.options.draws is not None
+                feature = _feature(batches, name, view, is_drawn=is_drawn)
+                rows.setdefault(feature, []).extend(having)
         features = (MixFeatureSummary(*feature, tuple(some)) for feature, some in rows.items())
         return cls(
             mix.batch_size,
             mix.alternate,
             mix.plan(0, Shard()).num_batches,
-            tuple(_source(mix, number, one) for number, one in enumerate(mix.loaders.values())),
+            tuple(_source(mix, number, name) for number, name in enumerate(mix.loaders)),
             tuple(sorted(features, key=lambda feature: feature.name)),
             columns,
             () if mix.tasks is None else tuple(mix.tasks.numbers),
@@ -154,12 +157,12 @@ class MixSummary:
 _Feature: TypeAlias = tuple[str, str, tuple[int | None, ...], str | None, str | None]
 
 
-def _feature(batches: MixedBatches, name: str, source: SourceLoader, *, is_drawn: bool) -> _Feature:
+def _feature(batches: MixedBatches, name: str, view: View, *, is_drawn: bool) -> _Feature:
     """Name, dtype, shape, kind and unit of a feature. Sizes drawn for each batch are `None`."""
-    spec, stored = batches.specs[name], meaning(source.view, name)
+    spec, stored = batches.specs[name], meaning(view, name)
     frames: tuple[int | None, ...] = (None if is_drawn else batches.lengths[name],)
     shape: tuple[int | None, ...] = spec.shape
-    crops = [one for one in source.view.draws.crops if name in one.features]
+    crops = [one for one in view.draws.crops if name in one.features]
     if any(one.per_batch for one in crops):
         shape = (None, None, *shape[2:])
     if name in batches.squeezed:
@@ -176,8 +179,9 @@ def _places_text(places: tuple[int, ...]) -> str:
     return ", ".join(map(str, places))
 
 
-def _source(mix: MixLoader, number: int, source: SourceLoader) -> MixSourceSummary:
-    view = source.view
+def _source(mix: MixLoader, number: int, name: str) -> MixSourceSummary:
+    loader = mix.loaders[name]
+    view = loader.view
     dataset = view.dataset
     contents, features, steps = dataset.contents, dataset.features, view.vectors
     stored = {name: contents.stored_name(name) for name in features}
@@ -185,10 +189,10 @@ def _source(mix: MixLoader, number: int, source: SourceLoader) -> MixSourceSumma
         n for batches in mix.batches for n, some in batches.missing.items() if number in some
     }
     return MixSourceSummary(
-        source.name,
+        name,
         dataset.url,
-        float(mix.planner.schedule.shares(0)[source.name]),
-        source.order.clips(0).num_clips,
+        float(mix.order.schedule.shares(0)[name]),
+        loader.order.clips(0).num_clips,
         len(view.episode_rows),
         int(contents.index.num_frames[view.episode_rows].sum()),
         view.left_out,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ class Request:
         """The plans of all shards; empty if "drop" leaves no batch."""
         case, settings = self.case, self.settings
         num_clips, size = case.table.num_clips, settings.batch_size or 1
-        segment = EpochSegment(self.num_shards, 1, 0, 1, settings)
+        segment = EpochSegment(self.num_shards, 1, 0, 1, (settings,))
         if settings.drops and 0 < num_clips < self.num_shards * size:
             with pytest.raises(ClipError, match="leaves no batch at all"):
                 plans_of(case.table, case.episodes, segment, epoch=self.epoch)
@@ -74,10 +75,9 @@ def plans_of(
     """The plans of all shards of a segment, after those that are over, rank by rank."""
     count = segment.ranks * segment.workers
     given: Any = {"epoch": epoch, "segments": tuple(over), **options}
+    [settings] = segment.settings
     return [
-        EpochPlan(
-            table, episodes, segment.settings, shard=Shard(i, count, segment.workers), **given
-        )
+        EpochPlan(table, episodes, settings, shard=Shard(i, count, segment.workers), **given)
         for i in range(count)
     ]
 
@@ -115,6 +115,7 @@ def batches_of(plan: EpochPlan) -> list[list[tuple[int, int]]]:
     names, ends = names_of(clips), [plan.first_clip(b) for b in range(plan.num_batches + 1)]
     batches = [names[begin:end] for begin, end in pairwise(ends)]
     places = [(number, slot) for number, batch in enumerate(batches) for slot in range(len(batch))]
-    assert [*zip(clips.batch.tolist(), clips.slot.tolist(), strict=True)] == places
+    found = (column.tolist() for column in plan.batches.find(np.arange(len(clips))))
+    assert [*zip(*found, strict=True)] == places
     assert ends[-1] == plan.num_clips
     return batches

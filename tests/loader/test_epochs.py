@@ -64,6 +64,7 @@ def test_state_is_json(path: Path) -> None:
     assert source == {"rows": None, "rest": None}
     place = {"epoch": 0, "batch": 1, "batch_size": 1, "ranks": 1, "workers": 1, "worker": None}
     assert state.pop("since") == 0
+    assert state.pop("start") is None
     assert state == {"version": 13, **place, "segments": [], "shared_arguments": {}}
     assert request.pop("shapes")
     common = {"clip_len": 3, "stride": 1, "dilation": 1, "windows": {}, "pad": None}

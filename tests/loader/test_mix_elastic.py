@@ -1,9 +1,12 @@
-"""Mixes resumed with other ranks or workers: exactly, or at their next epoch."""
+"""Mixes resumed with other ranks or workers."""
 
 from __future__ import annotations
 
 import json
-import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from seqrecord import EngineOptions, SeqRecordIterableDataset, SeqRecordMix, StateError
 from tests.kit.clip_data import begun, minimum_memory, names, resumed
 from tests.kit.datasets import written_once
-from tests.loader.mix_data import LENGTHS, write_sources
+from tests.loader.mix_data import LENGTHS, write_source, write_sources
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -45,40 +48,99 @@ def epoch(root: Path, number: int, **options: Any) -> list[Any]:
     return clips(mix)
 
 
-def test_a_mix_on_other_ranks_continues_at_its_next_epoch(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One warning has the number of skipped clips; with equal ranks it continues exactly."""
-    options: dict[str, Any] = {"stopping_strategy": "all_exhausted"}
-    three, two = ({"rank": rank, **options} for rank in ((1, 3), (0, 2)))
-    first = mixed(root, **three)
-    first.set_epoch(7)  # no other test warns of this epoch
-    iterator = begun(first, 2)
-    state = json.loads(json.dumps(first.state_dict()))
-    rest = clips(iterator)
-    same = resumed(mixed(root, memory_limit="1MiB", **three), state)
-    assert clips(same) == rest
-    assert clips(same) == epoch(root, 8, **three)
-    with caplog.at_level(logging.WARNING, "seqrecord"):
-        other = resumed(mixed(root, **two), state)
-        assert other.state_dict() == state  # until it begins
-        assert [clips(other) for _ in range(2)] == [epoch(root, n, **two) for n in (8, 9)]
-        resumed(mixed(root, **two), state).state_dict()
-    left = 3 * 4 * len(rest)
-    message = f"continues at epoch 8, without the remaining {left} clips"
-    assert [message in one for one in caplog.messages if "ranks or workers" in one] == [True]
-    # Nothing is skipped between epochs.
-    between = mixed(root, **three)
-    clips(between)
-    other = resumed(mixed(root, **two), between.state_dict())
-    assert clips(other) == epoch(root, 1, **two)
-    other = resumed(mixed(root, **two), state)
-    other.set_epoch(4)
-    assert clips(other) == epoch(root, 4, **two)
+def of_ranks(root: Path, count: int, state: Any, batches: int | None, **options: Any) -> Any:
+    """So many batches of each rank after a state, by default those of the epoch; and the state."""
+    found, states = list[Any](), list[Any]()
+    for rank in range(count):
+        mix = mixed(root, rank=(rank, count), **options)
+        if state is not None:
+            mix.load_state_dict(state)
+        iterator = iter(mix)
+        found.append(list(islice(iterator, batches)))
+        states.append(json.loads(json.dumps(mix.state_dict())))
+    assert all(one == states[0] for one in states)
+    lengths = {len(one) for one in found}
+    assert len(lengths) == 1, "ranks have equal numbers of batches"
+    named = [Counter(batch["dataset"]) for batch in chain(*found)]
+    assert named == named[: len(found[0])] * count, "… with as many clips of each source"
+    return found, states[0]
+
+
+def clips_of(batches: Any) -> Iterator[tuple[str, Any]]:
+    for batch in batches:
+        yield from zip(batch["dataset"], names(batch), strict=True)
+
+
+@pytest.fixture(scope="module")
+def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources whose numbers of clips of 3 frames are multiples of up to 4 ranks."""
+    folder = tmp_path_factory.mktemp("even")
+    for number, (name, lengths) in enumerate({"a": (26, 14, 14), "b": (26,), "c": (14,)}.items()):
+        write_source(folder / name, number, lengths)
+    return folder
+
+
+@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", 7])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mix_continues_on_other_ranks(even: Path, stop: Any, seed: int) -> None:
+    """Inside an epoch, and between epochs: each clip of a source comes once before any again."""
+    rng, state = random.Random(seed), None
+    total, slack = Counter[tuple[str, Any]](), 0
+    for _ in range(8):
+        count, batches = rng.randint(1, 4), rng.choice([None, 1, 2, 3])
+        options: dict[str, Any] = {"stopping_strategy": stop}
+        found, state = of_ranks(even, count, state, batches, **options)
+        for one in found:
+            total.update(clips_of(one))
+            shares = Counter(name for name, _ in clips_of(one))
+            number = sum(shares.values())
+            assert all(abs(shares[n] - number * w / 6) < 2 for n, w in WEIGHTS.items())
+        slack += 2 * count  # repeated clips, and those of a pass that some ranks have begun
+    for name, num_clips in {"a": 48, "b": 24, "c": 12}.items():
+        times = [n for (source, _), n in total.items() if source == name]
+        times += [0] * (num_clips - len(times))
+        assert sum(max(0, n - min(times) - 1) for n in times) <= slack
+
+
+def test_a_changed_mix_gives_what_is_left(root: Path) -> None:
+    """Without repeats, the clips of a pass on three ranks and then on one are all of its clips."""
+    options: dict[str, Any] = {"weights": {"a": 1, "b": 0, "c": 0}, "stopping_strategy": 6}
+    num_clips = sum(length - 2 for length in LENGTHS["a"])
+    found, state = of_ranks(root, 3, None, 2, **options)
+    given = Counter(chain(*map(clips_of, found)))
+    assert max(given.values()) == 1
+    rest, _ = of_ranks(root, 1, state, None, **options)
+    more = [*clips_of(rest[0])][: num_clips - len(given)]
+    assert Counter(more) + given == Counter({*more, *given})
+    assert len(rest[0]) == 3 * (6 - 2), "what three ranks had left of their epoch"
+
+
+def test_rows_of_a_changed_mix(root: Path) -> None:
+    """Also of batches before the change."""
+    options: dict[str, Any] = {"stopping_strategy": 9}
+    before, state = of_ranks(root, 3, None, 2, **options)
+    after, state = of_ranks(root, 2, state, 3, **options)
+    again, later = of_ranks(root, 2, state, None, **options)
+    next_epoch, _ = of_ranks(root, 2, later, None, **options)
+    reader = resumed(mixed(root, rank=(0, 2), **options), state)
+
+    def check(batches: Any, ranks: int, first: int = 0, **place: Any) -> None:
+        for rank, of_rank in enumerate(batches):
+            for number, batch in enumerate(of_rank):
+                whose = {"rank": (rank, ranks), "segment": place["segment"]}
+                rows = reader.rows(place["epoch"], first + number, **whose)
+                assert rows["dataset"] == batch["dataset"]
+                assert rows["episode"] == batch["episode"]
+                assert rows["start"].tolist() == batch["start"].tolist()
+
+    check(before, 3, epoch=0, segment=0)
+    check(after, 2, epoch=0, segment=1)
+    check(again, 2, first=3, epoch=0, segment=None)
+    check(next_epoch, 2, epoch=1, segment=None)
 
 
 def test_a_mix_with_workers(root: Path) -> None:
-    """Two workers continue exactly, three at the next epoch; so does a StatefulDataLoader."""
+    """Two workers continue exactly, three with what is left; so does a StatefulDataLoader."""
     options: dict[str, Any] = {"stopping_strategy": 7}
     original = mixed(root, **options)
     stateful = StatefulDataLoader(original, batch_size=None, num_workers=2)
@@ -92,10 +154,13 @@ def test_a_mix_with_workers(root: Path) -> None:
         each.dataset.set_epoch(1)
     assert clips(again) == clips(stateful)
     assert clips(loading(resumed(mixed(root, **options), saved), 2)) == rest
-    three, other = mixed(root, **options), resumed(mixed(root, **options), saved)
-    three.set_epoch(1)
-    assert clips(loading(three, 3)) == clips(loading(other, 3))
-    assert other.state_dict(batches=0)["epoch"] == 1
+    other = resumed(mixed(root, **options), saved)
+    of_three = loading(other, 3)
+    left = clips(of_three)
+    assert len(left) == 4, "what two workers had left"
+    assert other.state_dict(batches=0)["epoch"] == 0
+    alone = clips(resumed(mixed(root, **options), other.state_dict(batches=0)))
+    assert len(alone) == 4
     of_one = of_workers["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
     with pytest.raises(StateError, match="the position of one worker of several"):
         mixed(root, **options).load_state_dict(of_one)

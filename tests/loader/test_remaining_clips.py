@@ -82,7 +82,7 @@ def test_no_clip_is_lost_or_repeated(data: st.DataObject, request: Request, orde
         settings = replace(request.settings, order=order, **layout)
         few = st.integers(1, 3)
         ranks, workers, size = (data.draw(few) for _ in range(3))
-        segment = EpochSegment(ranks, workers, data.draw(st.integers(0, 12)), size, settings)
+        segment = EpochSegment(ranks, workers, data.draw(st.integers(0, 12)), size, (settings,))
         try:
             plans = plans_of(table, case.episodes, segment, epoch=epoch, over=over, costs=costs)
         except ClipError:
@@ -129,7 +129,7 @@ def test_clips_listed_several_times(
     episode, start, times = np.array(chosen, np.int64).T
     table = listed_clips(spec, 3, episode, start, times)
     settings = replace(SETTINGS, shuffle=shuffle, batch_size=2)
-    segment = EpochSegment(ranks, workers, batches, 1, settings)
+    segment = EpochSegment(ranks, workers, batches, 1, (settings,))
     plans = plans_of(table, episodes, segment, epoch=0)
     segment = replace(segment, batch=min(batches, sum(p.num_batches for p in plans[:workers])))
     found, _ = delivered(plans, segment)
@@ -148,7 +148,7 @@ def test_remaining_clips_are_few_runs() -> None:
     case = Case.of(ClipSpec(16), [20_000] * 8, 8)
     table, episodes = case.table, case.episodes
     settings = replace(SETTINGS, num_cursors=8, block_rows=16)
-    rest = find_remaining(table, episodes, [EpochSegment(4, 1, 1000, 1, settings)], epoch=0)
+    rest = find_remaining(table, episodes, [EpochSegment(4, 1, 1000, 1, (settings,))], epoch=0)
     assert rest.num_clips == table.num_clips - 4 * 1000 * 4
     shares = rest.count > 100
     assert shares.sum() <= 4 * 8 + 8  # one per cursor, which may have several episodes
@@ -159,7 +159,7 @@ def test_impossible_segments_are_refused() -> None:
     case = Case.of(ClipSpec(3), [100], 8)
     table, episodes = case.table, case.episodes
     # A finished epoch has no remaining clips, not even those dropped by `last_batch="drop"`.
-    over = EpochSegment(2, 1, 12, 1, replace(SETTINGS, last_batch="drop"))
+    over = EpochSegment(2, 1, 12, 1, (replace(SETTINGS, last_batch="drop"),))
     assert find_remaining(table, episodes, [over], epoch=0).num_clips == 0
     many = replace(SETTINGS, num_cursors=1 << 30, batch_size=1 << 30)
     for place, settings, message in (
@@ -170,7 +170,7 @@ def test_impossible_segments_are_refused() -> None:
         ((1, 1, 1), replace(many, order="sequences"), "shards or cursors than can be planned"),
     ):
         with pytest.raises(StateError, match=message):
-            find_remaining(table, episodes, [EpochSegment(*place, 1, settings)], epoch=0)
+            find_remaining(table, episodes, [EpochSegment(*place, 1, (settings,))], epoch=0)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 50), st.integers(1, 4))
@@ -189,7 +189,7 @@ def test_adjacent_clips_are_one_run(request: Request, batches: int) -> None:
     """Nor are clips of two episodes joined, or clips between which one is left out."""
     case, plans = request.case, request.plans()
     most = max((plan.num_batches for plan in plans), default=0)
-    segment = EpochSegment(request.num_shards, 1, min(batches, most), 1, request.settings)
+    segment = EpochSegment(request.num_shards, 1, min(batches, most), 1, (request.settings,))
     if not plans:
         return
     rest = find_remaining(case.table, case.episodes, [segment], epoch=request.epoch)

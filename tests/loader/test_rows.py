@@ -365,19 +365,6 @@ def test_ranks_that_are_no_numbers(path: Path, rank: Any) -> None:
     check(next(iter(loader)), loader.rows(0, 0, rank=of_rank))
 
 
-def test_a_mix_on_other_ranks_has_no_rest_of_its_epoch(path: Path) -> None:
-    mix = mix_of(path, rank=(0, 2))
-    next(iter(mix))
-    state = mix.state_dict()
-    again = mix_of(path, rank=(0, 1))
-    again.load_state_dict(state)
-    assert again.rows(0, 1, rank=1)
-    with pytest.raises(
-        seqrecord.StateError, match=r"continues at its next epoch; expected: epoch 1, or"
-    ):
-        again.rows(0, 1, rank=(1, 3))
-
-
 @pytest.mark.slow
 def test_columns_of_cameras_are_rows_too(tmp_path: Path) -> None:
     """Poses and calibration are numbers of the frames' metadata and small features."""

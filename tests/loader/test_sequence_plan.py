@@ -157,7 +157,7 @@ def test_other_shards_follow_what_is_left(data: st.DataObject, request: Request)
         settings = replace(request.settings, batch_size=data.draw(FEW))
         settings = replace(settings, num_cursors=settings.batch_size or 1)
         ranks, workers = data.draw(FEW), data.draw(FEW)
-        segment = EpochSegment(ranks, workers, 0, 1, settings)
+        segment = EpochSegment(ranks, workers, 0, 1, (settings,))
         try:
             plans = plans_of(table, case.episodes, segment, epoch=request.epoch, over=segments)
         except ClipError:

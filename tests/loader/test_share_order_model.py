@@ -152,7 +152,10 @@ def check(number: int) -> None:
         num_batches = rng.randint(0, max(map(len, expected)) - 1)
         emitted = {row for shard in expected for batch in shard[:num_batches] for row in batch}
         num_emitted = [min(num_batches * epoch.size, order.num_rows) for order in orders]
-        table, rows = left_of(table, orders, num_emitted), rows_left(rows, emitted)
+        table, rows = (
+            left_of(table, [o.left(n) for o, n in zip(orders, num_emitted, strict=True)]),
+            rows_left(rows, emitted),
+        )
         assert rows_of(table) == rows, about
 
 

@@ -75,7 +75,7 @@ def test_the_rest_of_an_epoch_comes_once_on_other_shards(kind: str, seed: int) -
         for order, number in zip(orders, emitted, strict=True):
             seen += numbers[order.rows(0, number)].tolist()
         left = np.setdiff1d(numbers, seen)
-        rest = left_of(table, orders, emitted)
+        rest = left_of(table, [o.left(n) for o, n in zip(orders, emitted, strict=True)])
         assert len(rest) == len(left)
         if not len(left):
             break

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from seqrecord.loader.engine.batches import do_nothing
 from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats
 
@@ -60,6 +61,9 @@ class SlowChannel:
         self.clock[0] += 1
         return [{"number": number}]
 
+    def end(self, _error: BaseException | None) -> None:
+        """Its batches are there."""
+
     def close(self) -> None:
         self.clock[0] += 0.5
 
@@ -77,7 +81,7 @@ def test_all_time_inside_next_is_waiting(monkeypatch: pytest.MonkeyPatch) -> Non
     channel: Any = SlowChannel(clock)
     stats = EngineStats(begun=clock[0])
     clock[0] += 8  # the plan
-    run = Run(channel, [], stats, channel.to_items, 0, {})
+    run = Run(channel, do_nothing, stats, channel.to_items, 0, {})
     for _ in run:
         clock[0] += 100
     report, inside = run.report(), 8 + 3 * (2 + 1) + 0.5

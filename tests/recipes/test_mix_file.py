@@ -394,10 +394,6 @@ FAULTY = [
     (A + "engine: {threads: 3}", "line 4: engine has an unknown key.*num_threads"),
     (A + "engine: {num_threads: 1025}", "line 4: engine.num_threads is too large.*1024"),
     (
-        A.replace("a}}", "a}, b: {location: b}}") + "engine: {num_threads: 513}",
-        "line 4: engine.num_threads is for each of 2 sources; .*at most 512; got: 513",
-    ),
-    (
         A + f"stride: {10**40}",
         "line 4: stride has a number of too many digits.*got: 41",
     ),

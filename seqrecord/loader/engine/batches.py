@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from seqrecord.loader.engine.vectors import VectorSteps
 
 _THREAD_BYTES = 4 << 20  # per additional thread
-_ENDED = "this iteration has ended: another one has begun"
+ENDED = "this iteration has ended: another one has begun"
 
 _ArenaT = TypeVar("_ArenaT")
 
@@ -243,16 +243,15 @@ class ClosedError(Exception):
 
 
 class Channel:
-    """Queue of batches from the threads that execute plans to one consumer.
+    """Queue of batches from the thread of an executor to one consumer.
 
-    At most `slots` batches are being filled or are ready. A producer opens a batch by number, and
+    At most `slots` batches are being filled or are ready. The producer opens a batch by number, and
     reports filled slots. Batches are delivered in order, once they are full.
     `close`, from any thread, makes `open` and `check_open` raise `ClosedError`.
 
     Args:
         begin: creates the batch with a number; called in ascending order.
         first: number of the first batch.
-        num_runs: number of producers.
     """
 
     def __init__(
@@ -261,7 +260,6 @@ class Channel:
         stats: EngineStats,
         begin: Callable[[int], OpenBatch],
         first: int = 0,
-        num_runs: int = 1,
     ) -> None:
         # Reentrant: a finalizer may call `close` inside any other method.
         self._lock = threading.RLock()
@@ -271,7 +269,6 @@ class Channel:
         self._trace = stats.trace
         self._begin = begin
         self._next = first  # the batch to open next
-        self._num_runs = num_runs  # running producers
         self._open: deque[OpenBatch] = deque()
         self._ready: deque[Batch] = deque()
         self._error: BaseException | None = None
@@ -324,7 +321,7 @@ class Channel:
         try:
             return self._take()
         except ClosedError:
-            raise ClipError(_ENDED) from None
+            raise ClipError(ENDED) from None
         finally:
             self._trace.add("wait for batch", begin, perf_counter())
 
@@ -349,10 +346,9 @@ class Channel:
             del error  # its traceback refers to this frame
 
     def end(self, error: BaseException | None = None) -> None:
-        """A producer has ended. The channel ends with the last one, or with the first error."""
+        """The producer has ended, with an error, if any."""
         with self._lock:
-            self._num_runs -= 1
-            if not self._ended and (error is not None or not self._num_runs):
+            if not self._ended:
                 self._ended = True
                 self._error = None if self._closed else error
                 self._begin = _no_batch  # releases memory

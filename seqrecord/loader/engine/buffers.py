@@ -60,6 +60,7 @@ class GroupRows:
     specs: Mapping[str, ArraySpec]
     num_rows: int  # of the arena
     in_memory: str = ""  # digest of the resident frames; empty if none
+    videos: tuple[FeatureSpec, ...] = ()  # for a device to decode
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,6 @@ class BufferNeeds:
     num_batches: int  # in use at the same time
     device: torch.device | None = None  # with its number; `None`: host
     shared: bool = False  # batches are sent to another process
-    decoded_there: tuple[FeatureSpec, ...] = ()  # videos for the device to decode
     most_frames: int | None = None  # of a batch, if frames of clips vary between batches
     num_chunks: int = MAX_LOADS  # stored chunks that the memory plan counts
 

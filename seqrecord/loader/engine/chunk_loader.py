@@ -309,6 +309,7 @@ class ChunkLoader:
             may be left at any time.
         exact: read only the slices of raw features that contain the frames; see `RawFrames.read`.
         mapped: rows of mapped features by group, which loads to other arenas leave out.
+        decoded_there: whether a device decodes video.
     """
 
     def __init__(
@@ -324,8 +325,9 @@ class ChunkLoader:
         frames_stay: bool = False,
         exact: bool = False,
         mapped: Mapping[int, MappedArena] = MappingProxyType({}),
+        decoded_there: bool = False,
     ) -> None:
-        self._mapped, self._frames_stay = mapped, frames_stay
+        self._mapped, self._frames_stay, self._decoded_there = mapped, frames_stay, decoded_there
         self._dataset, self._reader = dataset, dataset.contents.chunks
         self.is_local, self.in_pieces = self._reader.is_local, in_pieces
         storage = dataset.contents.storage
@@ -340,7 +342,7 @@ class ChunkLoader:
         self._buffers, self._stats, self._transform = buffers, stats, transform
         self._leading, self._clip_frames = leading, clip_frames
         self._decoder = FrameDecoder(dataset, leading, transform, num_threads, stats, clip_frames)
-        source = None if buffers.needs.decoded_there else frame_reader(dataset)
+        source = None if decoded_there else frame_reader(dataset)
         self._cache = CachedLoads.of(
             *(source, dataset, transform, leading, clip_frames, self._groups, self._decoder, stats)
         )
@@ -486,7 +488,7 @@ class ChunkLoader:
             return True
         group = item.load.group
         if self._groups[group].in_order:
-            return not self._buffers.needs.decoded_there  # devices have few decoders
+            return not self._decoded_there  # devices have few decoders
         return item.nbytes > _MUCH and not self._reader.raw[group].specs
 
     def reads_frames(self, load: Load) -> bool:

@@ -472,6 +472,11 @@ class ResidentFrames(RowFrames):
         """See `GroupFrames`: the rows."""
         return [lookup.rows(self._frame_rows, names[0]) for names in self._feature_sets]
 
+    @property
+    def has_all(self) -> bool:
+        """Whether all frames that clips of the plan use are there."""
+        return bool(self._asked[self._used].all())
+
     def missing(
         self,
         clips: Clips,
@@ -848,6 +853,12 @@ class FrameStore(StepStore):
             self._most = np.full(plan.num_runs, -1)  # number of a clip of each run in a step,
             self._done = np.full(plan.num_runs, -1)  # … in a round that has ended
             self._is_begun = np.zeros(plan.num_runs, np.bool_)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether no frame of the plan needs a load, except checks of mapped ones."""
+        resident = [one for one in self.frames if isinstance(one, ResidentFrames)]
+        return not self._of_runs and all(one.has_all for one in resident)
 
     @property
     def touched_bytes(self) -> int:

@@ -36,8 +36,8 @@ from seqrecord.loader.engine.batches import (
 )
 from seqrecord.loader.engine.buffers import BufferNeeds, Buffers, HostBatchBuilder, HostBuffers
 from seqrecord.loader.engine.chunk_loader import ChunkLoader
+from seqrecord.loader.engine.clip_gatherer import check_rows, gather
 from seqrecord.loader.engine.decoding import Transform
-from seqrecord.loader.engine.executor import check_rows, gather
 from seqrecord.loader.engine.frame_rows import FrameLookup
 from seqrecord.loader.engine.frame_store import (
     GroupFrames,
@@ -201,8 +201,8 @@ class RandomAccess:
         count, lookup = len(keys.start), FrameLookup(keys, frames)
         builder, slots = self._buffers_for(count).begin_batch(count), np.arange(count)
         threads, zeros = CallThreads(self._num_threads), np.zeros(count, np.int64)
-        place = zeros, zeros, keys.episode, keys.start, zeros, slots  # one cursor, one batch
-        clips = Clips(*place, keys.place, keys.sample, slots)
+        of_run = zeros, zeros, keys.episode, keys.start  # of one cursor
+        clips = Clips(*of_run, keys.place, keys.sample, slots)
         of_call = [part.call_frames(clips, lookup, builder) for part in self._parts_of_calls]
         store = StepStore(frames, [*self._kept.frames, *of_call]) if of_call else self._kept
         num_changes = self._changes_of_calls() if of_call else ()

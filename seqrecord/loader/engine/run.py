@@ -1,7 +1,7 @@
 """Run: the batches of a plan, filled in background threads, which end on every exit path.
 
-A `Channel` is filled by one or more executors, each in the thread of a `Scheduler`; a `Run` is its
-consumer. Schedulers do not refer to the run. The channel's capacity limits how far they run ahead.
+A `Channel` is filled by an executor, in the thread of a `Scheduler`; a `Run` is its consumer. The
+scheduler does not refer to the run. The channel's capacity limits how far it runs ahead.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from seqrecord.loader.engine.batches import Batch, Channel, ClosedError, OpenBatch
-from seqrecord.loader.engine.executor import Executor, joined_slots
+from seqrecord.loader.engine.batches import Batch, Channel, ClosedError
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.workers import THREAD_NAME
 from seqrecord.store.processes.forks import at_fork
@@ -34,7 +32,7 @@ class Run:
 
     Args:
         channel: delivers the batches, from number `batch` on.
-        fills: functions that fill batches of the channel, each in its own thread.
+        fill: fills batches of the channel, in a thread of its own.
         stats: counts batches, clips and the consumer's waiting time.
         to_items: converts a batch, with the number of its first item, to items for users; single
             clips in reverse order.
@@ -45,7 +43,7 @@ class Run:
     def __init__(
         self,
         channel: Channel,
-        fills: Sequence[Callable[[], None]],
+        fill: Callable[[], None],
         stats: EngineStats,
         to_items: Callable[[Batch, int], list[dict[str, Any]]],
         batch: int,
@@ -59,33 +57,7 @@ class Run:
         self._channel, self._stats, self._counts = channel, stats, counts
         self._to_items = to_items
         self._process = os.getpid()
-        self._schedulers: list[Scheduler] = []  # threads do not refer to the run
-        try:
-            self._schedulers.extend(Scheduler(channel, fill) for fill in fills)
-        except BaseException:  # all threads, or none
-            self._close(None)
-            raise
-
-    @classmethod
-    def of_plan(
-        cls,
-        executor: Executor,
-        stats: EngineStats,
-        to_items: Callable[[Batch, int], list[dict[str, Any]]],
-        describe: Callable[[Batch], Mapping[str, Any]],
-        batch: int,
-    ) -> Run:
-        """Run one plan alone, from a batch on. `describe` makes columns; see `OpenBatch`."""
-        plan, memory = executor.job.plan, executor.memory
-        batch = min(batch, plan.num_batches)
-        make = partial(OpenBatch, lock=threading.Lock(), describe=describe)
-        number = batch if memory.together == 1 else 0
-        begin = partial(executor.begin_batch, batch, make)
-        channel = Channel(memory.prefetch, stats, begin, number)
-        clips = plan.first_clip(batch), plan.num_clips
-        slots = partial(joined_slots, batch, memory.together)
-        fill = partial(executor.run, channel, clips, slots, channel.fill)
-        return cls(channel, [fill], stats, to_items, batch, plan.counts)
+        self._scheduler: Scheduler | None = Scheduler(channel, fill)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         stats, trace = self._stats, self._stats.trace
@@ -94,13 +66,14 @@ class Run:
             while (batch := self._channel.take(self._process)) is not None:
                 batch.arrive()
                 items = self._waiting = self._to_items(batch, self._made)
-                stats.add(batches=len(items), clips=len(batch))
+                num_clips = len(batch) // len(items)
                 del batch  # the consumer's alone to keep
                 self._made += len(items)
                 while items:
                     self.delivered += 1
                     taken = time.perf_counter()
                     stats.add_waiting(resumed, taken)
+                    stats.add_delivered(num_clips)
                     try:
                         yield items.pop()
                     finally:
@@ -118,13 +91,12 @@ class Run:
     def end(self) -> None:
         """End the threads, wait for them, and free the memory, before another run begins."""
         self._close(None)
-        self._schedulers.clear()
+        self._scheduler = None
         self._free()
 
     def report(self) -> dict[str, Any]:
-        """Statistics, with the delivered clips and batches."""
-        report, left = {**self._stats.report(), **self._counts}, self._made - self.delivered
-        return {**report, "clips": report["clips"] - left, "batches": report["batches"] - left}
+        """Statistics of the run and its plan."""
+        return {**self._stats.report(), **self._counts}
 
     def _free(self) -> None:
         self.is_open, self._to_items = False, _no_items  # which refers to the plan
@@ -132,11 +104,9 @@ class Run:
         self._stats.trace.close()
 
     def _close(self, patience: float | None) -> None:
-        """End all threads, and wait for them, at most about `patience` seconds each."""
-        if self._process == os.getpid():
-            self._channel.close()  # for all, before the first wait
-        for scheduler in self._schedulers:
-            scheduler.close(patience)
+        """End the thread, and wait for it, at most about `patience` seconds."""
+        if self._scheduler is not None:
+            self._scheduler.close(patience)
 
 
 def _no_items(batch: Batch, number: int) -> list[dict[str, Any]]:

@@ -100,6 +100,11 @@ class EngineStats:
         self.data_wait_seconds += end - begin
         self.epoch_seconds = end - self.begun
 
+    def add_delivered(self, num_clips: int) -> None:
+        """Count a batch, for the consumer only."""
+        self.batches += 1
+        self.clips += num_clips
+
     def add_decoding(self, seconds: Mapping[str, float]) -> None:
         """Add decoding seconds by feature."""
         with self._lock.get():

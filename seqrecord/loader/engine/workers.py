@@ -101,58 +101,88 @@ class Loading(NamedTuple):
 
 
 class WorkerPool:
-    """Thread pools of an executor: loading threads, and copying threads.
+    """Thread pools of a run, for all its datasets: loading threads, and copying threads.
 
     Leaving the `with` block ends them, and cancels loads that have not begun or that wait for a
     retry.
 
     Args:
-        loader: performs loads.
-        num_threads: number of copying threads, and limit of loading threads for a local disk.
         memory: number of parallel loads, and of chunks read ahead from other storage.
+        num_threads: number of copying threads, and limit of loading threads for a local disk.
         channel: after it is closed, requests raise `ClosedError`.
-        stats: counts time.
-        is_untouched: whether arena rows have no memory yet, so that open chunks may use it.
+        stats: has the numbers of threads.
+        is_local: whether all chunks are on a local disk.
     """
 
     def __init__(
         self,
-        loader: ChunkLoader,
-        num_threads: int,
         memory: Memory,
+        num_threads: int,
         channel: Channel,
         stats: EngineStats,
-        is_untouched: bool,
+        *,
+        is_local: bool,
     ) -> None:
-        self.num_threads, self.stats = num_threads, stats
-        self.num_read_ahead, num_loaders = chunks_at_once(
-            memory, num_threads, is_local=loader.is_local
+        self.num_threads, self.channel = num_threads, channel
+        self.num_read_ahead, self.num_loaders = chunks_at_once(
+            memory, num_threads, is_local=is_local
         )
-        stats.num_threads, stats.num_loaders = num_threads, num_loaders
-        self._num_loaders = num_loaders
-        self._is_untouched = is_untouched
-        self._num_open = memory.max_loads + memory.max_read_ahead - num_loaders
-        self._begun: list[tuple[AssignedLoad, Future[BegunLoad]]] = []
-        self._loader = loader
-        self._channel = channel
-        self._left = False
-        self._fetching: dict[Load, Future[Fetched | None]] = {}
-        self._not_fetched: set[Load] = set()  # known to need no fetch
+        stats.num_threads, stats.num_loaders = num_threads, self.num_loaders
+        self._trace = stats.trace
+        # Chunks that may stay open between the parts of a load.
+        self.num_open = memory.max_loads + memory.max_read_ahead - self.num_loaders
+        self.has_ended = False
         ahead = self.num_read_ahead
-        self._ahead = threading.BoundedSemaphore(ahead) if ahead else None
-        self._loaders = ThreadPool(num_loaders, f"{THREAD_NAME}-load")
-        self._before: dict[tuple[int, int], Future[None]] = {}  # by group and cursor
+        self.ahead = threading.BoundedSemaphore(ahead) if ahead else None
+        self.loaders = ThreadPool(self.num_loaders, f"{THREAD_NAME}-load")
         copiers = num_threads + _MORE_COPIERS
         self._copiers = ThreadPool(copiers, f"{THREAD_NAME}-copy")
+        self._ends = list[Callable[[], None]]()
 
     def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._left = True
-        self._loaders.shutdown(cancel_futures=True)
+        self.has_ended = True
+        self.loaders.shutdown(cancel_futures=True)
         self._copiers.shutdown(cancel_futures=True)
-        # The error of a cancelled load refers to its frames, and so to this pool and to the arena:
+        for end in self._ends:
+            end()
+        self._ends.clear()
+
+    def at_end(self, end: Callable[[], None]) -> None:
+        """Call a function after all threads have ended."""
+        self._ends.append(end)
+
+    def copies(self) -> Copies:
+        """Create the copies of one executor. After an error, no batch is opened."""
+        return Copies(self._copiers, self.num_threads, self.channel.interrupt, self._trace)
+
+
+class ChunkLoads:
+    """The loads of one dataset, in the threads of a pool.
+
+    Args:
+        loader: performs loads.
+        pool: the threads.
+        stats: counts waiting time.
+        is_untouched: whether arena rows have no memory yet, so that open chunks may use it.
+    """
+
+    def __init__(
+        self, loader: ChunkLoader, pool: WorkerPool, stats: EngineStats, *, is_untouched: bool
+    ) -> None:
+        self.num_read_ahead = 0 if loader.is_local else pool.num_read_ahead
+        self._loader, self._pool, self._stats = loader, pool, stats
+        self._channel, self._is_untouched = pool.channel, is_untouched
+        self._begun: list[tuple[AssignedLoad, Future[BegunLoad]]] = []
+        self._fetching: dict[Load, Future[Fetched | None]] = {}
+        self._not_fetched: set[Load] = set()  # known to need no fetch
+        self._before: dict[tuple[int, int], Future[None]] = {}  # by group and cursor
+        pool.at_end(self._forget)
+
+    def _forget(self) -> None:
+        # The error of a cancelled load refers to its frames, and so to these loads and the arena:
         # with its future here, their memory would wait for the garbage collector.
         # (test_stopping.py::test_memory_is_free_after_an_iteration_that_stops_while_it_reads)
         self._begun.clear()
@@ -173,7 +203,7 @@ class WorkerPool:
             is_piece = load.group in self._loader.in_pieces
             has_room = self._loader.reads_frames(load)  # no chunk stays open
             has_room |= self._is_untouched and self._loader.is_compact(load)
-            may_wait = has_room or self._num_open > 0
+            may_wait = has_room or self._pool.num_open > 0
             if is_piece:  # its chunk stays open for the cursor's next load
                 may_wait = load is last_load[load.group, load.cursor]
             if is_needed.all() or not (
@@ -181,12 +211,12 @@ class WorkerPool:
             ):
                 whole.append(item)
                 continue
-            self._num_open -= not (is_piece or has_room)
+            self._pool.num_open -= not (is_piece or has_room)
             parts.append((item, is_needed))
         started = self.start(whole)  # first: a cursor's last piece continues after its others
         for item, is_needed in parts:
             previous = self._before.get((item.load.group, item.load.cursor))  # of a piece
-            future = self._loaders.submit(self._begin, item, is_needed, previous)
+            future = self._pool.loaders.submit(self._begin, item, is_needed, previous)
             self._begun.append((item, future))
             started.append(Loading(item.first_use, future))
         return started
@@ -196,7 +226,7 @@ class WorkerPool:
         started = []
         for item, begun_load in self._begun:
             load = item.load
-            future = self._loaders.submit(self._finish, item, begun_load)
+            future = self._pool.loaders.submit(self._finish, item, begun_load)
             if load.group in self._loader.in_pieces:
                 self._before[load.group, load.cursor] = future
             started.append(Loading(item.first_use, future))
@@ -210,7 +240,7 @@ class WorkerPool:
         remote storage, where parallel waiting is faster, nor to user functions.
         """
         self._channel.check_open()
-        joined = joined_loads(placed, self._loader, self._num_loaders)
+        joined = joined_loads(placed, self._loader, self._pool.num_loaders)
         return [self._start(items) for items in joined]
 
     def _start(self, items: Sequence[AssignedLoad]) -> Loading:
@@ -220,7 +250,7 @@ class WorkerPool:
         self._not_fetched.discard(load)
         if is_piece := load.group in self._loader.in_pieces:
             previous = self._before.get((load.group, load.cursor))
-        future = self._loaders.submit(self._load, items, fetching, previous)
+        future = self._pool.loaders.submit(self._load, items, fetching, previous)
         if is_piece:  # a decoder continues after the previous load
             self._before[load.group, load.cursor] = future
         return Loading(items[0].first_use, future)
@@ -232,12 +262,13 @@ class WorkerPool:
         """
         self._channel.check_open()
         waiting = iter(loads)
-        while self._ahead is not None and self._ahead.acquire(blocking=False):
+        ahead = self._pool.ahead
+        while ahead is not None and ahead.acquire(blocking=False):
             load = next((load for load in waiting if self._can_fetch(load)), None)
             if load is None:
-                self._ahead.release()
+                ahead.release()
                 return
-            self._fetching[load] = self._loaders.submit(self._run, self._loader.fetch, load)
+            self._fetching[load] = self._pool.loaders.submit(self._run, self._loader.fetch, load)
 
     def _can_fetch(self, load: Load) -> bool:
         if load in self._fetching or load in self._not_fetched:
@@ -254,19 +285,8 @@ class WorkerPool:
             loads.pop(0).done.result()
         self._channel.check_open()
         end = perf_counter()
-        self.stats.add(waiting_for_loads_seconds=end - begin)
-        self.stats.trace.add("wait for loads", begin, end)
-
-    def note_gather(self, begin: float, num_clips: int, device_bytes: int) -> None:
-        """Count clips gathered since `begin`."""
-        end = perf_counter()
-        self.stats.add(gather_seconds=end - begin, device_bytes=device_bytes)
-        self.stats.trace.add("gather", begin, end, clips=num_clips)
-
-    def copies(self) -> Copies:
-        """Create the copies of one executor. After an error, no batch is opened."""
-        failed, trace = self._channel.interrupt, self.stats.trace
-        return Copies(self._copiers, self.num_threads, failed, trace)
+        self._stats.add(waiting_for_loads_seconds=end - begin)
+        self._stats.trace.add("wait for loads", begin, end)
 
     def _load(
         self,
@@ -280,11 +300,11 @@ class WorkerPool:
         if fetching is None:
             self._run(self._loader, items)
             return
-        assert self._ahead is not None
+        assert self._pool.ahead is not None
         try:
             self._run(self._loader, items, fetching.result())
         finally:
-            self._ahead.release()
+            self._pool.ahead.release()
             del fetching  # its error would refer to this frame, and this frame to it
 
     def _begin(
@@ -302,7 +322,7 @@ class WorkerPool:
 
     def _run(self, do: Callable[..., _Result], *arguments: Any) -> _Result:
         self._channel.check_open()
-        with unwanted_if(lambda: self._left or self._channel.is_closed):
+        with unwanted_if(lambda: self._pool.has_ended or self._channel.is_closed):
             return do(*arguments)
 
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.vectors import VectorStep
 from seqrecord.loader.frames.normalization import MODES, Normalization, WeightedChannels
-from seqrecord.loader.mixing.sources import naming_source
+from seqrecord.loader.mixing.mix_datasets import naming_source
 from seqrecord.loader.pipes.option_values import Vector, check_vectors
 from seqrecord.loader.pipes.vectors import (
     checked_vector,

@@ -15,18 +15,17 @@ from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.frames.normalization import Normalization
+from seqrecord.loader.mixing.agreement import Join, joined_features
 from seqrecord.loader.mixing.form import MixForm
-from seqrecord.loader.mixing.mix_loader import MixLoader, MixParts
-from seqrecord.loader.mixing.mixed_batches import Join, joined_features
-from seqrecord.loader.mixing.mixed_rows import rows_of_mix
-from seqrecord.loader.mixing.planning import MixPlan, StoppingStrategy
-from seqrecord.loader.mixing.sources import (
+from seqrecord.loader.mixing.loader import MixLoader, MixParts
+from seqrecord.loader.mixing.mix_datasets import (
     TUNING_OF_SOURCE,
-    SourceDataset,
+    MixDataset,
     agreed_batch_size,
     agreed_clip_len,
     check_source,
 )
+from seqrecord.loader.mixing.order import MixPlan, StoppingStrategy
 from seqrecord.loader.mixing.weights import (
     Proportions,
     SourceSize,
@@ -39,7 +38,7 @@ from seqrecord.loader.mixing.weights import (
 from seqrecord.loader.pipes.epochs import Epochs
 from seqrecord.loader.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.loader.pipes.option_values import Budget, Vector
-from seqrecord.loader.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, one_of
+from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions, one_of
 from seqrecord.loader.pipes.states import Clip
 from seqrecord.loader.sampling.shares import MOST_SLOTS
 from seqrecord.store.areas import MIX_FILE, MIX_SUMMARY, load_entry
@@ -76,12 +75,12 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
     the current position of each source.
 
     Batch size, memory, seed, ranks, device and threads are arguments of the mix: a source that sets
-    one raises `ClipError`. Each source has threads and arenas of its own. Memory not used by
-    batches is divided by weight times bytes of a clip, and each source gets at least its minimum.
+    one raises `ClipError`. All sources share the threads. Memory not used by batches is divided by
+    weight times bytes of a clip, and each source gets at least its minimum.
 
-    A `StatefulDataLoader` with `batch_size=None` resumes the mix exactly. With other ranks or
-    workers a mix continues at its next epoch. In workers, call `set_epoch` after
-    an iteration that was left early.
+    A `StatefulDataLoader` with `batch_size=None` resumes the mix exactly. On other ranks or workers
+    a state of the mix continues with what is left of its epoch and of each source. In workers, call
+    `set_epoch` after an iteration that was left early.
 
     Raises `ClipError` for invalid weights, sources or shapes, or if a feature's kind or unit
     differs between sources; `MemoryLimitError` if the limit is too small.
@@ -152,10 +151,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         device: as in `SeqRecordIterableDataset`.
         output: as in `SeqRecordIterableDataset`.
         normalization: as in `SeqRecordIterableDataset`, of all sources.
-        engine: as in `SeqRecordIterableDataset`. `num_threads` applies to each source, so that a
-            slow source can use every thread; at most 1,024 in all. `trace` and `video_decoder` are
-            for the mix, except for video of sources with a `frame_transform`, which the host
-            decodes. `num_cursors` and `shuffle_buffer` belong to the sources.
+        engine: as in `SeqRecordIterableDataset`, for all sources together, except for video of
+            sources with a `frame_transform`, which the host decodes. `num_cursors` and
+            `shuffle_buffer` belong to the sources.
     """
 
     def __init__(
@@ -203,9 +201,6 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         for name in TUNING_OF_SOURCE:
             value, usual = getattr(options.tuning, name), getattr(EngineOptions, name)
             raise_if(value != usual, f"engine.{name} is that of a source", f"no {name}", value)
-        most, threads = max(1, MOST_THREADS // len(datasets)), options.tuning.num_threads
-        problem = f"engine.num_threads is for each of {len(datasets)} sources"
-        raise_if((threads or 1) > most, problem, f"at most {most}", threads)
         stop, alternate = stopping_strategy, single_source_batches
         if isinstance(stop, str):
             one_of("first_exhausted", "all_exhausted")("stopping_strategy", stop)
@@ -260,7 +255,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         epoch = self._epochs.current
         loader = self._epochs.loader_in(epoch)
         assert isinstance(loader, MixLoader)
-        return loader.planner.schedule.shares(epoch)
+        return loader.order.schedule.shares(epoch)
 
     @property
     def single_source_batches(self) -> bool:
@@ -299,9 +294,8 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
     def stats(self) -> dict[str, Any]:
         """Return statistics as in `SeqRecordIterableDataset`, summed.
 
-        `sources` has the statistics of each. For a source, `waiting_for_consumer_seconds` is the
-        time in which it was ahead and waited for other sources or for the consumer: the source with
-        the shortest time limits the mix.
+        `sources` has the statistics of each; its `waiting_for_loads_seconds` is the time in which
+        batches waited for its frames.
         """
         return super().stats()
 
@@ -312,7 +306,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         first: int,
         last: int,  # noqa: ARG002 - a mix has batches only
     ) -> Clip:
-        return rows_of_mix(loader, plan, first)
+        return loader.rows(plan, first)
 
     @property
     def _mix(self) -> MixLoader:
@@ -323,7 +317,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
     def __repr__(self) -> str:
         mix = self._mix
         how = "batches" if mix.alternate else "clips"
-        chosen, stop = mix.planner.epoch_clips, mix.planner.stop
+        chosen, stop = mix.order.epoch_clips, mix.order.stop
         end = f"stopping_strategy={stop!r}" if chosen is None else f"epoch of {chosen:,} clips"
         lines = [f"{type(self).__name__}({end}, shares of {how}"]
         shares = self.shares
@@ -334,7 +328,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
 
 def _weighted(
     sources: Any, join: Join, seed: int, proportions: Mapping[str, Any]
-) -> tuple[list[SourceDataset], Weighting]:
+) -> tuple[list[MixDataset], Weighting]:
     """The datasets of all sources with a weight above 0 in some epoch, and their weights.
 
     Sizes are of the features that are read. Raises `ClipError`.
@@ -365,7 +359,7 @@ def _weighted(
 
 
 def _weighting(
-    datasets: Sequence[SourceDataset],
+    datasets: Sequence[MixDataset],
     sizes: Mapping[str, SourceSize],
     clips: Mapping[str, int],
     *arguments: Any,
@@ -382,31 +376,31 @@ def _chosen_clips(sources: Mapping[str, Any]) -> dict[str, int]:
     """Clips per epoch, of sources that are mixes and determine them."""
     clips = dict[str, int]()
     for name, source in sources.items():
-        number = source._mix.planner.epoch_clips if isinstance(source, SeqRecordMix) else None
+        number = source._mix.order.epoch_clips if isinstance(source, SeqRecordMix) else None
         if number is not None:
             clips[name] = number
     return clips
 
 
-def _datasets(name: Any, source: Any) -> list[SourceDataset]:
+def _datasets(name: Any, source: Any) -> list[MixDataset]:
     """The dataset of a source, or the datasets of a nested mix, with their shares in the source."""
     is_right = isinstance(name, str) and bool(name) and name.isprintable()
     check("the name of a source", name, is_right, "a text")
     if isinstance(source, SeqRecordMix):
         mix = source._mix
         check_source(name, replace(mix.options, batch_size=None))
-        what, stop = f"stopping_strategy of source {name!r}", mix.planner.stop
+        what, stop = f"stopping_strategy of source {name!r}", mix.order.stop
         check(what, stop, stop == "first_exhausted", "none: that of the mix")
         problem = f"weights of source {name!r} change by epoch"
         raise_if(
-            not mix.planner.schedule.is_constant,
+            not mix.order.schedule.is_constant,
             problem,
             "weights by epoch of the outer mix, with the datasets as its sources",
             "a mix in a mix",
         )
-        shares = mix.planner.schedule.shares(0)
+        shares = mix.order.schedule.shares(0)
         return [
-            SourceDataset(f"{name}/{inner}", name, loader.view, loader.options, shares[inner])
+            MixDataset(f"{name}/{inner}", name, loader.view, loader.options, shares[inner])
             for inner, loader in mix.loaders.items()
         ]
     if not isinstance(source, StreamingLoader):
@@ -417,7 +411,7 @@ def _datasets(name: Any, source: Any) -> list[SourceDataset]:
         )
     loader = loader_of(source)
     check_source(name, loader.options)
-    return [SourceDataset(name, name, loader.view, loader.options)]
+    return [MixDataset(name, name, loader.view, loader.options)]
 
 
 def mix_loader(mix: SeqRecordMix) -> MixLoader:

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from torch.utils.data import get_worker_info
 
-from seqrecord.loader.mixing.mixed_batches import MixedBatches
+from seqrecord.loader.mixing.batches import MixedBatches
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.view import View
 from seqrecord.store.feature_kinds import is_image, known_kind
@@ -46,10 +46,9 @@ def warn_of_form(
                 for number in numbers:
                     lacking[number].append(name)
         for number, names in lacking.items():
-            source = form.sources[number]
-            shown = first_of(names, _MOST_NAMES)
-            row = f"{source.name} ({float(shares[source.name]):.0%} of clips) lacks {shown}"
-            similar = _alike(source.view, names, form)
+            name, shown = form.names[number], first_of(names, _MOST_NAMES)
+            row = f"{name} ({float(shares[name]):.0%} of clips) lacks {shown}"
+            similar = _alike(form.loaders[number].view, names, form)
             rows.append(row + f"; it has {first_of(similar, _MOST_NAMES)}" * bool(similar))
     if len(rows) > _MOST_ROWS:
         rows[_MOST_ROWS - 1 :] = [f"… {len(rows) - _MOST_ROWS + 1} more"]
@@ -65,8 +64,8 @@ def _alike(view: View, names: Sequence[str], batches: MixedBatches) -> list[str]
     dataset = view.dataset
     read = {dataset.contents.stored_name(name): name for name in dataset.features}
     kinds = set()
-    for source in batches.sources.values():
-        features = source.view.dataset.features
+    for loader in batches.loaders.values():
+        features = loader.view.dataset.features
         kinds |= {_kind(name, features[name]) for name in names if name in features}
     return [
         read.get(name, name)

@@ -49,33 +49,6 @@ class SourceSize:
         return SourceSize(self.clips + other.clips, self.frames + other.frames)
 
 
-@dataclass(frozen=True)
-class Era:
-    """Consecutive epochs of a mix in which no dataset grows.
-
-    Attributes:
-        epoch: the first epoch.
-        sizes: the size of each dataset.
-        grown: which datasets have grown at its start: they begin their next epochs there.
-        epoch_clips: clips of an epoch over all ranks, if the mix determines it.
-    """
-
-    epoch: int
-    sizes: tuple[SourceSize, ...]
-    grown: tuple[bool, ...]
-    epoch_clips: int | None = None
-
-    @property
-    def has_growth(self) -> bool:
-        """Whether a dataset has grown at its start."""
-        return self.epoch > 0 and any(self.grown)
-
-    def to_json(self) -> list[Any]:
-        """Epoch, clips and frames of each dataset, and which have grown."""
-        clips, frames = ([getattr(n, name) for n in self.sizes] for name in ("clips", "frames"))
-        return [self.epoch, clips, frames, list(self.grown)]
-
-
 class Phase(NamedTuple):
     """Consecutive epochs of a mix with equal weights: `counts` of the datasets, from `epoch` on."""
 
@@ -91,66 +64,70 @@ class WeightSchedule:
         names: the datasets.
         counts_in: integers in the ratio of an epoch's weights, for each dataset.
         changes: the epochs from which on weights differ, beginning with 0; `None`: any.
-        eras: the epochs at which datasets have grown, beginning with 0. They begin phases.
     """
 
     names: tuple[str, ...]
     counts_in: Callable[[int], tuple[int, ...]]
     changes: tuple[int, ...] | None = (0,)
-    eras: tuple[int, ...] = (0,)
-    _phases: list[Phase] = field(default_factory=list, repr=False)
-    _num_epochs: int = field(default=0, repr=False)  # that the phases cover
+    _counts: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     @property
     def is_constant(self) -> bool:
         """Whether all epochs have the same weights."""
-        return self.changes == (0,) == self.eras
+        return self.changes == (0,)
 
-    @property
-    def _starts(self) -> tuple[int, ...] | None:
-        """The epochs at which phases may begin; `None`: any."""
-        return None if self.changes is None else tuple(sorted({*self.changes, *self.eras}))
-
-    def phases(self, epoch: int) -> Sequence[Phase]:
-        """The phases up to the one with an epoch, the last.
+    def counts(self, epoch: int) -> tuple[int, ...]:
+        """Integers in the ratio of an epoch's weights.
 
         Raises `ClipError` for an epoch that a function of the epoch is not called for.
         """
-        if self.changes is None and epoch >= _MAX_EPOCHS:
+        if self.changes is not None:
+            epoch = self.changes[bisect_right(self.changes, epoch) - 1]
+        elif epoch >= _MAX_EPOCHS:
             raise ClipError(
                 "the epoch is too far for weights that are a function, called for each epoch",
                 expected=f"an epoch below {_MAX_EPOCHS:,}; or weights={{0: …, 10: …}}",
                 got=epoch,
             )
-        candidates = range(self._num_epochs, epoch + 1)
-        for start in self._starts or candidates:
-            if start in candidates:
-                counts = self.counts_in(start)
-                if start in self.eras or self._phases[-1].counts != counts:
-                    self._phases.append(Phase(start, counts))
-        self._num_epochs = max(self._num_epochs, epoch + 1)
-        return self._phases[: bisect_right(self._phases, epoch, key=lambda phase: phase.epoch)]
+        if epoch not in self._counts:
+            self._counts[epoch] = self.counts_in(epoch)
+        return self._counts[epoch]
+
+    def phases(self, first: int, epoch: int) -> Sequence[Phase]:
+        """The phases from epoch `first` on, up to the one with an epoch, the last."""
+        self.counts(epoch)  # an error is better than all epochs before
+        starts: Iterable[int] = range(first, epoch + 1)
+        if self.changes is not None:
+            starts = (first, *(one for one in self.changes if first < one <= epoch))
+        phases = list[Phase]()
+        for start in starts:
+            counts = self.counts(start)
+            if not phases or phases[-1].counts != counts:
+                phases.append(Phase(start, counts))
+        return phases
 
     def shares(self, epoch: int) -> dict[str, Fraction]:
         """The share of each dataset in an epoch."""
-        counts = self.phases(epoch)[-1].counts
+        counts = self.counts(epoch)
         return {n: Fraction(k, sum(counts)) for n, k in zip(self.names, counts, strict=True)}
 
     def typical_shares(self) -> dict[str, Fraction]:
         """The greatest share of each dataset, as parts of their sum: of all epochs, or, for a
         function, of epoch 0 and of equal weights. Constant weights are themselves.
         """
-        epochs = [self.shares(epoch) for epoch in self._starts or self.eras]
+        epochs = [self.shares(epoch) for epoch in self.changes or (0,)]
         if self.changes is None:
             epochs.append(dict.fromkeys(self.names, Fraction(1, len(self.names))))
         greatest = {name: max(shares[name] for shares in epochs) for name in self.names}
         return {name: share / sum(greatest.values()) for name, share in greatest.items()}
 
-    def describe(self, epoch: int) -> Any:
-        """The weights of the epochs up to this one, as JSON: pairs, or a hash if they change."""
+    def describe(self, first: int, epoch: int) -> Any:
+        """The weights of the epochs from `first` up to this one, as JSON: pairs, or a hash if they
+        change.
+        """
         if self.is_constant:
-            return [list(pair) for pair in zip(self.names, self.counts_in(0), strict=True)]
-        text = json.dumps([self.names, self.phases(epoch)])
+            return [list(pair) for pair in zip(self.names, self.counts(0), strict=True)]
+        text = json.dumps([self.names, self.phases(first, epoch)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -179,36 +156,25 @@ class Weighting:
     others: Mapping[str, Any]
     max_slots: int
 
-    def proportions(self, era: Era, epoch: int) -> Proportions:
-        """The weights of sources in an epoch. Raises `ClipError`."""
-        sizes = dict(self.other_sizes)
-        for (source, _), size in zip(self.parts, era.sizes, strict=True):
-            sizes[source] = sizes.get(source, SourceSize(0, 0)) + size
+    def proportions(self, sizes: Sequence[SourceSize], epoch: int) -> Proportions:
+        """The weights of sources in an epoch, for datasets of these sizes. Raises `ClipError`."""
+        of_sources = dict(self.other_sizes)
+        for (source, _), size in zip(self.parts, sizes, strict=True):
+            of_sources[source] = of_sources.get(source, SourceSize(0, 0)) + size
         for source, clips in self.source_clips.items():
-            sizes[source] = replace(sizes[source], clips=clips)
-        return Proportions.of(sizes, weights=self.weights_at(epoch), **self.others)
+            of_sources[source] = replace(of_sources[source], clips=clips)
+        return Proportions.of(of_sources, weights=self.weights_at(epoch), **self.others)
 
-    def with_clips(self, era: Era) -> Era:
-        """The era with the clips of an epoch that `repeat` and `choose` determine."""
-        return replace(era, epoch_clips=self.proportions(era, era.epoch).epoch_clips)
+    def schedule(self, sizes: Sequence[SourceSize]) -> WeightSchedule:
+        """The weights by epoch of datasets of these sizes."""
+        return WeightSchedule(self.names, partial(self._counts_in, tuple(sizes)), self.changes)
 
-    def schedule(self, eras: Sequence[Era]) -> WeightSchedule:
-        """The weights of the datasets by epoch."""
-        counts_in = partial(self._counts_in, tuple(eras))
-        starts = tuple(era.epoch for era in eras)
-        return WeightSchedule(self.names, counts_in, self.changes, starts)
-
-    def _counts_in(self, eras: Sequence[Era], epoch: int) -> tuple[int, ...]:
-        weights = self.proportions(era_of(eras, epoch), epoch).weights
+    def _counts_in(self, sizes: Sequence[SourceSize], epoch: int) -> tuple[int, ...]:
+        weights = self.proportions(sizes, epoch).weights
         by_dataset = [weights[source] * part for source, part in self.parts]
         expected, got = "a weight above 0 of some source", f"none in epoch {epoch}"
         raise_if(not any(by_dataset), "a mix draws from no source", expected, got)
         return tuple(whole_shares(by_dataset, self.max_slots))
-
-
-def era_of(eras: Sequence[Era], epoch: int) -> Era:
-    """The era of an epoch."""
-    return eras[max(0, bisect_right(eras, epoch, key=lambda era: era.epoch) - 1)]
 
 
 def by_epoch(weights: Any) -> tuple[Callable[[int], Any], tuple[int, ...] | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from seqrecord.errors import StateError
@@ -50,7 +50,7 @@ class _Team(NamedTuple):
     workers: int
     batch_size: int
     segments: Segments  # before it
-    settings: PlanSettings | None = None
+    settings: Sequence[PlanSettings] | None = None
 
 
 def rows_of_batch(
@@ -118,15 +118,7 @@ def _team(source: Loader, run: State, which: BatchNumber) -> _Team:
     if (ranks, workers) == (run.ranks, run.workers) and has_batches_of(source, run):
         return _Team(ranks, workers, run.batch_size, segments)
     if which.epoch == run.epoch:
-        resumed = continued(source, run, ranks, workers)
-        if resumed.epoch != which.epoch:
-            raise StateError(
-                "on other ranks or workers, a mix continues at its next epoch",
-                expected=f"epoch {resumed.epoch}, or the {run.ranks} ranks and {run.workers} "
-                "workers of the state",
-                got=f"epoch {which.epoch} of {ranks} ranks and {workers} workers",
-            )
-        segments = resumed.segments
+        segments = continued(source, run, ranks, workers).segments
     return _Team(ranks, workers, 1, segments)
 
 

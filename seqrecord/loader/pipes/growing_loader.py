@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol
 
 from seqrecord.errors import StateError
@@ -22,7 +23,7 @@ from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.source_states import check_source, saved_settings, source_state
 from seqrecord.loader.pipes.states import Json, Segments, State, check_same
 from seqrecord.loader.pipes.view_order import ViewOrder
-from seqrecord.loader.sampling.plan_settings import PlanSettings
+from seqrecord.loader.sampling.plan_settings import MixStart, PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.text import counted, shown_place
 
@@ -53,15 +54,19 @@ class Loader(Protocol):
     def differs_by_epoch(self) -> bool:
         """Whether order, clips or draws depend on the epoch."""
 
+    @property
+    def has_own_epochs(self) -> bool:
+        """Whether its epochs are those of its dataset."""
+
     def plan(
         self,
         epoch: int,
         shard: Shard,
         segments: Segments = (),
-        settings: PlanSettings | None = None,
+        settings: Sequence[PlanSettings] | None = None,
     ) -> AnyPlan:
         """The plan of one shard in one epoch, or for the rest of it after `segments`; with the
-        `settings` of a finished segment.
+        `settings` of a finished segment, of each dataset.
         """
 
     def run(self, plan: Any, *, batch: int, stats: EngineStats) -> Run:
@@ -78,7 +83,15 @@ class Loader(Protocol):
         """
 
     def after_change(self, state: State) -> State:
-        """The position of a state inside an epoch on other ranks, workers or batch sizes."""
+        """The position of a state on other ranks, workers or batch sizes."""
+
+    def start_of(self, position: State) -> MixStart | None:
+        """Where the datasets of a mix continued last before a position's segments, if they did."""
+
+    def places(self, position: State) -> Sequence[tuple[int, Segments]]:
+        """The epoch of each dataset, and its finished segments, that a position is in; in a mix,
+        epoch 0 for a dataset without segments.
+        """
 
     def of_state(self, state: State) -> Loader:
         """The loader of the episodes and samples of a state: itself, or, if the data have grown
@@ -169,8 +182,10 @@ class GrowingLoader:
         # Shares by size follow the episodes, whose error names the one that differs.
         by_size = names.keys() & {"shares"}
         check_same(problem, arguments, now, [name for name in names if name not in by_size])
-        for order, source in zip(loader.orders, state.sources, strict=True):
-            check_source(order, source, state.segments, state.epoch)
+        samples_of = state.epoch if loader.has_own_epochs else 0
+        for number, order in enumerate(loader.orders):
+            earlier = [segment.settings[number : number + 1] for segment in state.segments]
+            check_source(order, state.sources[number], [*chain(*earlier)], samples_of)
         check_same(problem, arguments, now, by_size)
 
     def keep_settings(self, state: State, num_shards: int) -> None:
@@ -180,7 +195,10 @@ class GrowingLoader:
         loader = self.of_saved
         if not has_batches_of(loader, state):
             return
-        saved = [saved_settings(source, state) for source in state.sources]
+        saved = [
+            saved_settings(source, state.num_shards, *place)
+            for source, place in zip(state.sources, loader.places(state), strict=True)
+        ]
         pairs = [*zip(loader.orders, saved, strict=True)]
         if state.num_shards == num_shards:  # all fit, or none is kept
             for order, settings_by_place in pairs:
@@ -191,13 +209,18 @@ class GrowingLoader:
 
     def to_json(self, position: State) -> dict[str, Any]:
         """A position with the inputs of the order."""
-        loader = self.at(position.epoch)
-        place = position.num_shards, position.epoch, position.segments
+        loader, num_shards = self.at(position.epoch), position.num_shards
+        position = replace(position, start=loader.start_of(position))
+        samples_of = position.epoch if loader.has_own_epochs else 0
+        sources = [
+            source_state(order, num_shards, *place, samples_of)
+            for order, place in zip(loader.orders, loader.places(position), strict=True)
+        ]
         return replace(
             position,
             since=self.first_epoch(position.epoch),
             shared_arguments=loader.shared_arguments(position.epoch),
-            sources=tuple(source_state(order, *place) for order in loader.orders),
+            sources=tuple(sources),
         ).to_json()
 
     def returned(self, position: State, rank: Shard) -> tuple[list[int], list[int]]:
@@ -225,10 +248,10 @@ class GrowingLoader:
 
 def continued(loader: Loader, position: State, ranks: int, workers: int) -> State:
     """A position on these ranks and workers; see `Loader.after_change`."""
-    is_inside = position.is_saved and (position.batch or position.segments)
     is_same = (position.ranks, position.workers) == (ranks, workers)
-    if is_inside and not (is_same and has_batches_of(loader, position)):
-        position.check_of_rank()
+    if position.is_saved and not (is_same and has_batches_of(loader, position)):
+        if position.batch or position.segments:
+            position.check_of_rank()
         position = loader.after_change(position)
     return replace(position, ranks=ranks, workers=workers)
 

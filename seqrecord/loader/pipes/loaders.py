@@ -142,8 +142,8 @@ class EpochStream:
         has the order of the interrupted one.
 
         The number of ranks and workers may differ, also in the middle of an epoch, and so may
-        `batch_size`: the remaining clips are then planned anew (see docs/ranks.md). A mix continues
-        at its next epoch then, and needs the same `batch_size`. Persistent workers that run already
+        `batch_size`, except of a mix: the remaining clips are then planned anew (see
+        docs/ranks.md). Persistent workers that run already
         cannot get a state: make a new DataLoader. A torchdata `StatefulDataLoader` loads its own
         state, with the same number of workers.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from seqrecord.errors import StateError
-from seqrecord.loader.pipes.states import Json, Segments, SourceState, State, check_same
+from seqrecord.loader.pipes.states import Json, Segments, SourceState, check_same
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.pipes.view_order import SavedSettings, ViewOrder
+from seqrecord.loader.sampling.plan_settings import PlanSettings
 from seqrecord.store.text import repr_of
 
 _COMPARED = "shuffle", "seed", "last_batch", "order"
@@ -16,11 +17,17 @@ _COMPARED = "shuffle", "seed", "last_batch", "order"
 
 
 def source_state(
-    order: ViewOrder, num_shards: int, epoch: int = 0, segments: Segments = ()
+    order: ViewOrder,
+    num_shards: int,
+    epoch: int = 0,
+    segments: Segments = (),
+    samples_of: int = 0,
 ) -> SourceState:
-    """The order settings for epochs with `num_shards` shards, and for the rest of one."""
+    """The order settings for epochs with `num_shards` shards, and for the rest of one, with the
+    samples of an epoch.
+    """
     rest = order.find_settings(num_shards, epoch, segments) if segments else None
-    request = {**order.request, "samples": _samples(order, epoch)}
+    request = {**order.request, "samples": order.view.samples.digest(samples_of)}
     settings = order.find_settings(num_shards)
     view = order.view
     return SourceState(
@@ -43,18 +50,24 @@ def has_fewer(source: SourceState, view: View) -> bool:
     return type(count) is int and 0 < count < len(view.episode_rows)
 
 
-def saved_settings(source: SourceState, state: State) -> SavedSettings:
+def saved_settings(
+    source: SourceState, num_shards: int, epoch: int, segments: Segments
+) -> SavedSettings:
     """The settings of a state's source by their place in `ViewOrder.keep`: for whole epochs and for
-    the rest of its own.
+    the rest of one.
     """
-    settings: SavedSettings = {(state.num_shards, 0, ()): source.settings}
+    settings: SavedSettings = {(num_shards, 0, ()): source.settings}
     if source.rest is not None:
-        settings[state.num_shards, state.epoch, state.segments] = source.rest
+        settings[num_shards, epoch, segments] = source.rest
     return settings
 
 
-def check_source(order: ViewOrder, state: SourceState, segments: Segments, epoch: int) -> None:
+def check_source(
+    order: ViewOrder, state: SourceState, earlier: Sequence[PlanSettings], samples_of: int
+) -> None:
     """Raise `StateError` for a state of other clips or another order, with the differences.
+
+    `earlier` are the settings of finished segments.
 
     Allowed differences: settings derived from memory and defaults, the batch size, the dataset's
     location, and speed, threads and memory of reading.
@@ -64,7 +77,7 @@ def check_source(order: ViewOrder, state: SourceState, segments: Segments, epoch
     problem = "segments of the saved state have different settings"
     compared = [name for name in _COMPARED if saved.shuffle or name != "seed"]
     num_groups = len(view.episodes.groups)
-    for other in (saved, state.rest or saved, *(segment.settings for segment in segments)):
+    for other in (saved, state.rest or saved, *earlier):
         check_same(problem, vars(saved), vars(other), compared, url)
         if other.group >= num_groups:
             expected, got = f"a number below {num_groups}", other.group
@@ -72,7 +85,7 @@ def check_source(order: ViewOrder, state: SourceState, segments: Segments, epoch
                 "no such group in the saved state", file=url, expected=expected, got=got
             )
     now = {**order.request, **{name: getattr(order.settings, name) for name in _COMPARED}}
-    now["samples"] = _samples(order, epoch)
+    now["samples"] = order.view.samples.digest(samples_of)
     now["num_cursors"] = order.options.tuning.num_cursors
     is_shuffled = order.settings.shuffle or saved.shuffle
     is_mixed = is_shuffled and order.kind.is_mixed
@@ -109,12 +122,6 @@ def _other_episodes(view: View, saved: Json) -> StateError:
     expected, got = map(_described, (saved, view.identity))
     episode = differing[0] if differing else None
     return StateError(problem, file=view.dataset.url, episode=episode, expected=expected, got=got)
-
-
-def _samples(order: ViewOrder, epoch: int) -> Any:
-    """See `EpochSamples.digest`; in a mix, which has epochs of its own, of epoch 0."""
-    in_mix = order.limit_in is not None
-    return order.view.samples.digest(0 if in_mix else epoch)
 
 
 def _described(episodes: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ The rest of a position follows from the plan. As JSON, `State` is a dict of its 
 `version`::
 
     {"version": 13, "epoch": 3, "batch": 120, "batch_size": 1, "ranks": 4, "workers": 1,
-     "worker": null, "segments": [], "since": 0, "shared_arguments": {},
+     "worker": null, "segments": [], "start": null, "since": 0, "shared_arguments": {},
      "sources": [{"settings": {…}, …}]}
 """
 
@@ -20,7 +20,7 @@ from types import UnionType
 from typing import Any, TypeAlias, get_args, get_origin
 
 from seqrecord.errors import ClipError, StateError
-from seqrecord.loader.sampling.plan_settings import WHOLE, EpochSegment, PlanSettings
+from seqrecord.loader.sampling.plan_settings import WHOLE, EpochSegment, MixStart, PlanSettings
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import MAX_INT, SEED_LIMIT
 
@@ -84,6 +84,8 @@ class State:
     worker: int | None = None
     """One of several workers, with a state of its own from a StatefulDataLoader."""
     segments: Segments = ()
+    start: MixStart | None = None
+    """Where the datasets of a mix continued last, before this epoch or at its start."""
     since: int = 0
     """The first epoch with the episodes and samples of `sources`."""
     shared_arguments: Json = field(default_factory=dict)
@@ -104,6 +106,12 @@ class State:
     def following(self) -> State:
         """The start of the next epoch."""
         return State(min(self.epoch + 1, MAX_INT), ranks=self.ranks, workers=self.workers)
+
+    @property
+    def segment(self) -> EpochSegment:
+        """The segment of the epoch that ends at a saved position."""
+        settings = tuple(source.rest or source.settings for source in self.sources)
+        return EpochSegment(self.ranks, self.workers, self.batch, self.batch_size, settings)
 
     def check_of_rank(self) -> None:
         """Raise `StateError` for one worker of several."""

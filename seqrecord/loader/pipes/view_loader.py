@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,9 +15,11 @@ from torch.utils.data import get_worker_info
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.frames import ClipFrames, ClipKeys
 from seqrecord.loader.engine.arena import for_users
-from seqrecord.loader.engine.batches import Batch
+from seqrecord.loader.engine.batches import Batch, Channel, OpenBatch
+from seqrecord.loader.engine.clip_gatherer import DatasetRun, Job
 from seqrecord.loader.engine.devices import BufferCache, Device, device_class
-from seqrecord.loader.engine.executor import Executor, Job
+from seqrecord.loader.engine.executor import Executor
+from seqrecord.loader.engine.plan_items import ItemNumbers, PlanItems
 from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.tensors import array_of, tensor_of
@@ -25,6 +28,7 @@ from seqrecord.loader.pipes.budget_costs import fit_columns
 from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.job_memory import RunNotices, SettledMemory, settle
+from seqrecord.loader.pipes.needed_pieces import needed_in
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.padding import cut_padding
 from seqrecord.loader.pipes.resident_frames import resident_features
@@ -34,7 +38,8 @@ from seqrecord.loader.pipes.view import View
 from seqrecord.loader.pipes.view_order import ViewOrder, of_selected, plan_clips
 from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.loader.sampling.epoch_plans import EpochPlan
-from seqrecord.loader.sampling.plan_settings import EpochSegment, PlanSettings
+from seqrecord.loader.sampling.frame_sizes import Memory
+from seqrecord.loader.sampling.plan_settings import PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.settings_choice import EpochMemory
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace
@@ -68,6 +73,7 @@ class ViewLoader:
         # Of the last run.
         self._frames_stay: bool | None = None
         self._times_without_frame = 0
+        self._store_bytes = 0  # for remote chunks
         self._notices = RunNotices()
         self._num_threads = PerProcess(worker_threads)
         self._settled = PerProcess(dict[Any, tuple[EpochMemory, SettledMemory]])
@@ -86,6 +92,11 @@ class ViewLoader:
     def differs_by_epoch(self) -> bool:
         """See `Loader`."""
         return self.order.differs_by_epoch
+
+    @property
+    def has_own_epochs(self) -> bool:
+        """See `Loader`."""
+        return True
 
     def shared_arguments(self, epoch: int) -> dict[str, Any]:  # noqa: ARG002
         """See `Loader`."""
@@ -148,41 +159,64 @@ class ViewLoader:
         epoch: int,
         shard: Shard,
         segments: Segments = (),
-        settings: PlanSettings | None = None,
+        settings: Sequence[PlanSettings] | None = None,
     ) -> EpochPlan:
         """See `Loader`."""
-        return self.order.plan(epoch, shard, segments, settings)
+        return self.order.plan(epoch, shard, segments, None if settings is None else settings[0])
 
     def after_change(self, state: State) -> State:
         """See `Loader`: the remaining clips are planned anew."""
         if not state.batch:
             return state
-        [source] = state.sources
-        place = state.ranks, state.workers, state.batch, state.batch_size
-        segment = EpochSegment(*place, source.rest or source.settings)
-        return State(state.epoch, segments=(*state.segments, segment))
+        return State(state.epoch, segments=(*state.segments, state.segment))
+
+    def start_of(self, position: State) -> None:
+        """See `Loader`."""
+
+    def places(self, position: State) -> Sequence[tuple[int, Segments]]:
+        """See `Loader`."""
+        return [(position.epoch, position.segments)]
 
     # ---- runs
 
     def run(self, plan: EpochPlan, *, batch: int = 0, stats: EngineStats) -> Run:
         """See `Loader`."""
         stats.trace = self.trace()
-        self._times_without_frame = 0
-        device = self._buffers.device(self.find_device())
-        executor = self.executor(plan, stats, device)
-        to_items, describe = partial(self._to_items, plan, device), partial(self._columns_of, plan)
-        return Run.of_plan(executor, stats, to_items, describe, batch)
+        device, shared = self._buffers.device(self.find_device()), get_worker_info() is not None
+        batch = min(batch, plan.num_batches)  # with "keep", others may have one more
+        dataset_run, memory = self.dataset_run(plan, plan.first_clip(batch), stats, device)
+        numbers = ItemNumbers(batch, plan.num_batches, memory.together)
+        items = PlanItems(dataset_run.job, numbers)
+        needs = items.needs(memory, None if device is None else device.device, shared=shared)
+        threads = self.options.tuning.num_threads or self._num_threads.get()
+        executor = Executor([dataset_run], needs, stats, memory, threads, self._buffers, device)
+        describe = partial(self._columns_of, plan)
+        make = partial(OpenBatch, lock=threading.Lock(), describe=describe)
+        begin = partial(items.begin, executor.buffers, make)
+        channel = Channel(memory.prefetch, stats, begin, numbers.numbers[0])
+        fill = partial(executor.run, channel, items.slots, numbers.numbers, channel.fill)
+        to_items = partial(self._to_items, plan, device)
+        return Run(channel, fill, stats, to_items, batch, plan.counts)
 
-    def executor(
+    def dataset_run(
         self,
         plan: EpochPlan,
+        first: int,
         stats: EngineStats,
         device: Device | None,
         draws: DrawsByPlace | None = None,
-    ) -> Executor:
-        """Prepare a plan, on a device or the host; in a mix, with the `draws` of its batches."""
+        rest: tuple[int, Segments] | None = None,
+    ) -> tuple[DatasetRun, Memory]:
+        """Prepare a plan's clips from one on, on a device or the host; in a mix, with the `draws`
+        of its batches, and the memory of the `rest` of an epoch, after segments.
+
+        Returns the memory of the run, too.
+        """
         on_device, in_worker = device is not None, get_worker_info() is not None
-        fitted = self.order.plan_memory(plan.shard.count, plan.epoch, plan.segments)
+        self._times_without_frame = 0
+        self.order.log_mixing(plan.shard)
+        place = (plan.epoch, plan.segments) if rest is None else rest
+        fitted = self.order.plan_memory(plan.shard.count, *place)
         key, known = (plan.shard, on_device, in_worker), self._settled.get()
         if self._store is not None or key not in known or known[key][0] is not fitted:
             where = {"on_device": on_device, "in_worker": in_worker}
@@ -191,20 +225,25 @@ class ViewLoader:
         self._frames_stay, stats.planned_bytes = bool(settled.rows), settled.nbytes
         self._notices.decoding(self.order, plan.shard.count, stats, stay=self._frames_stay)
         if self._store is not None:
+            self._store_bytes = settled.store_bytes
             self._store.begin(settled.store_bytes, settled.pieces or {})
             self._notices.remote_reads(self._store, plan.shard, self.view.dataset.url)
-        tuning = self.options.tuning
-        return Executor(
+        decode_there = self.options.tuning.video_decoder == "torchcodec"
+        run = DatasetRun(
             self.job(plan, draws),
+            first,
             stats,
-            settled.memory,
-            tuning.num_threads or self._num_threads.get(),
-            self._buffers,
-            device,
-            shared=in_worker,
-            decode_there=tuning.video_decoder == "torchcodec",
-            rows=settled.rows or settled.small_rows,
+            settled.memory.num_rows,
+            settled.rows or settled.small_rows,
+            decode_there and on_device and self.view.transform is None,
         )
+        return run, settled.memory
+
+    def next_job(self, plan: EpochPlan, draws: DrawsByPlace) -> Job:
+        """The clips of a following plan of a run, in a mix."""
+        if self._store is not None and self._store_bytes:
+            self._store.begin(self._store_bytes, needed_in(self.view, plan))
+        return self.job(plan, draws)
 
     def job(self, plan: EpochPlan, draws: DrawsByPlace | None = None) -> Job:
         """The dataset, frames and results of a plan's clips; in a mix, with the `draws` of its
@@ -313,10 +352,14 @@ class ViewLoader:
         costs = self.order.costs_in(epoch)
         return fit_columns(columns, view.columns.origin, costs, clips), num_far
 
+    def count_far(self, num_far: int) -> None:
+        """Count window times without a frame nearby, in this iteration."""
+        self._times_without_frame += num_far
+
     def _columns_of(self, plan: EpochPlan, batch: Batch) -> dict[str, Any]:
         """The columns of a batch. The executing thread makes them, beside the consumer's steps."""
         columns, num_far = self.columns(batch.clips, plan.epoch, plan.draws)
-        self._times_without_frame += num_far
+        self.count_far(num_far)
         return columns
 
     def _drawn(

@@ -45,6 +45,7 @@ SavedSettings: TypeAlias = dict[tuple[int, int, Segments], PlanSettings]
 """By number of shards, epoch and segments; epoch 0 and no segments stand for all whole epochs."""
 
 _MAX_CURSORS = 1 << 24  # arrays of 128 MiB; only a damaged state has more
+_MOST_REMAINING = 4  # tables of rests that are kept
 
 _logger = logging.getLogger("seqrecord")
 
@@ -175,7 +176,8 @@ class ViewOrder:
                 draws=self.options.draws,
                 costs=self.costs_in(epoch),
             )
-            self._remaining.clear()
+            while len(self._remaining) >= _MOST_REMAINING:
+                del self._remaining[next(iter(self._remaining))]
             self._remaining[epoch, segments] = remaining
         return remaining
 
@@ -199,14 +201,20 @@ class ViewOrder:
         _check_batches(self.options)
         if settings is None:
             settings = self.find_settings(shard.count, epoch, segments, shard.workers)
-            is_saved = (shard.count, 0, ()) in self._saved
-            if shard.index == 0 and shard.count not in self._logged and not is_saved:
-                self._logged.add(shard.count)
-                _log_mixing(self, shard)
         plan = self._make_plan(epoch, segments, settings, shard)
         if self.costs is not None:
             self.costs.log(plan)
         return plan
+
+    def log_mixing(self, shard: Shard) -> None:
+        """Log the reason once, in the first shard, if batches are not mixed well."""
+        is_saved = (shard.count, 0, ()) in self._saved
+        if shard.index or is_saved or shard.count in self._logged:
+            return
+        self._logged.add(shard.count)
+        fitted = self.plan_memory(shard.count, workers=shard.workers)
+        if fitted.limited:
+            _logger.warning("%s: %s", shown_place(self.view.dataset.url), fitted.limited)
 
     def _make_plan(
         self, epoch: int, segments: Segments, settings: PlanSettings, shard: Shard
@@ -287,7 +295,8 @@ class ViewOrder:
         workers: int,
     ) -> EpochMemory:
         """See `memory_of`."""
-        request = self.memory_request(num_shards, epoch, segments)
+        place = (epoch, segments) if self.limit_in is None else (0, ())
+        request = self.memory_request(num_shards, *place)  # a mix has whole epochs, too
         limit = self.limit(num_shards, workers)
         frames = self.staying_frames(num_shards, segments, saved)
         if saved is not None:
@@ -504,10 +513,3 @@ def predict_use(dataset: Dataset, options: LoaderOptions) -> dict[str, Any]:
 def of_selected(options: LoaderOptions) -> LoaderOptions:
     """The options for the dataset of a view, which has its features, names and sizes."""
     return replace(options, features=None, rename=None, resize=None)
-
-
-def _log_mixing(order: ViewOrder, shard: Shard) -> None:
-    """Log the reason if batches are not mixed well."""
-    fitted = order.plan_memory(shard.count, workers=shard.workers)
-    if fitted.limited:
-        _logger.warning("%s: %s", shown_place(order.view.dataset.url), fitted.limited)

@@ -79,7 +79,7 @@ def find_remaining(
     Raises `StateError` for a segment with more batches than its plan.
     """
     for number, segment in enumerate(segments):
-        settings, count = segment.settings, segment.ranks * segment.workers
+        [settings], count = segment.settings, segment.ranks * segment.workers
         has_rows = find_order(settings.order).has_rows
         num_cursors = settings.batch_size or 1 if has_rows else settings.num_cursors
         if count > _MAX_SHARDS or count * num_cursors > _MAX_CURSORS:
@@ -102,14 +102,17 @@ def find_remaining(
             )
             for index in range(count)
         ]
-        most = np.array([plan.num_batches for plan in plans])
-        given = batches_of_shards(segment, most)
         rows = RowTable.of(table, in_order=not settings.shuffle)
-        if (given < most).any():
-            rows = left_of(rows, plans, given.tolist())
+        if segment.rows:
+            of_workers = np.resize(segment.rows, count).tolist()
+            parts = [plan.left_of_rows(n) for plan, n in zip(plans, of_workers, strict=True)]
         else:
-            rows = rows.only(_NO_ROWS, _NO_ROWS)
-        table = _table_of(table, rows)
+            most = np.array([plan.num_batches for plan in plans])
+            given = batches_of_shards(segment, most)
+            parts = [plan.left(n) for plan, n in zip(plans, given.tolist(), strict=True)]
+            if not (given < most).any():
+                parts = [(_NO_ROWS, _NO_ROWS)]
+        table = _table_of(table, left_of(rows, parts))
     return table
 
 

@@ -53,17 +53,14 @@ class Clips:
     """Clips in emitted order; int64[n] each.
 
     Clip `i` consists of the frames in each group's window at `start[i]`, from run `run[i]` of
-    cursor `cursor[i]`, and goes to slot `slot[i]` of batch `batch[i]` of the epoch. With
-    `batch_size=None` every clip is a batch. `place` and `sample` are as in `ClipKeys`. Clips of all
-    runs are numbered by cursor and run, in the order of their starts: `number[i]`.
+    cursor `cursor[i]`. `place` and `sample` are as in `ClipKeys`. Clips of all runs are numbered by
+    cursor and run, in the order of their starts: `number[i]`.
     """
 
     cursor: IntArray
     run: IntArray
     episode: IntArray
     start: IntArray
-    batch: IntArray
-    slot: IntArray
     place: IntArray
     sample: IntArray
     number: IntArray
@@ -275,6 +272,10 @@ class EpochPlan:
         """The rows that come after so many batches; see `OrderBatches`."""
         return self._order_batches.left(batches)
 
+    def left_of_rows(self, number: int) -> tuple[IntArray, IntArray]:
+        """The rows that come after so many rows, if these come in their order."""
+        return self._order.left(min(number, self._order.num_rows))
+
     # ---- for a store of frames
 
     @cached_property
@@ -428,8 +429,7 @@ class EpochPlan:
         piece, row = self._pieces.find(number)
         place = np.arange(begin, end)
         of_runs = self._pieces.cursor[piece], piece, *self._table.locate(row)
-        of_batches = *self.batches.find(place), self._places(place)
-        return Clips(*of_runs, *of_batches, self._table.samples(row), number)
+        return Clips(*of_runs, self._places(place), self._table.samples(row), number)
 
     def clips_between(self, first: int, last: int) -> Clips:
         """The clips `[first, last)` of this shard, in emitted order; loads nothing."""

@@ -3,38 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from seqrecord.errors import MemoryLimitError
-from seqrecord.loader.sampling.frame_sizes import CONSUMER, PREFETCH
+from seqrecord.loader.sampling.frame_sizes import CONSUMER, PREFETCH, usual_limit
 from seqrecord.loader.sampling.settings_choice import SettingsRequest
 from seqrecord.store.units import parse_size
 
-_MORE = (8, 4)  # batches that are filled or wait, if they are at most
-_SHARE = 16  # … one part in so many of the memory: then sources seldom wait for each other
+_SHARE = 16  # more batches are filled or wait if they are at most one part in so many
 _MOST_BYTES = 1 << 60  # no machine has as many, and floats represent them exactly
 
 
-def share_out(
-    memory_limit: int | str,
-    batch: int,
-    requests: Mapping[str, SettingsRequest],
-    weights: Mapping[str, float],
-) -> tuple[int, dict[str, int]]:
-    """How many batches of a mix may be filled or wait, and the bytes of each source.
+class MixDivision(NamedTuple):
+    """A memory limit, divided.
 
-    `batch` is the size of a batch in bytes; the rest is divided by weight. Raises
-    `MemoryLimitError` if the minima of all sources do not fit.
+    Attributes:
+        prefetch: items that are filled or wait.
+        together: batches of an item.
+        limits: bytes of each dataset.
     """
-    minima = {name: request.least_limit for name, request in requests.items()}
-    limit, needed = min(parse_size(memory_limit), _MOST_BYTES), sum(minima.values())
 
-    def fits(prefetch: int) -> bool:
-        batches = (prefetch + CONSUMER) * batch
-        are_few = prefetch <= PREFETCH or batches <= limit // _SHARE
-        return are_few and needed + batches <= limit
+    prefetch: int
+    together: int
+    limits: dict[str, int]
 
-    prefetch = next(filter(fits, (*_MORE, *range(PREFETCH, 1, -1))), 1)
-    return prefetch, divide_memory(minima, weights, (prefetch + CONSUMER) * batch, limit)
+
+@dataclass(eq=False)
+class MixMemory:
+    """The memory limit of a mix, divided for each number of workers. Picklable.
+
+    Attributes:
+        limit: bytes of a worker. Default: enough to mix the datasets well.
+        batch_bytes: bytes of a batch.
+        most_together: the most batches of an item.
+        requests: the needs of each dataset.
+        weights: the ratio in which datasets share the memory that batches leave.
+    """
+
+    limit: int | str | None
+    batch_bytes: int = 0
+    most_together: int = 1
+    requests: dict[str, SettingsRequest] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+    _divisions: dict[int, MixDivision] = field(default_factory=dict)
+
+    def limit_of(self, name: str, num_workers: int) -> int:
+        """The bytes of a dataset in each of a rank's `num_workers` workers."""
+        return self.division(num_workers).limits[name]
+
+    def division(self, num_workers: int) -> MixDivision:
+        """The limit of each of a rank's `num_workers` workers, divided.
+
+        Raises `MemoryLimitError` if the minima of all datasets do not fit.
+        """
+        if num_workers not in self._divisions:  # each dataset asks, several times
+            limit, batch = self.limit, self.batch_bytes
+            if limit is None:
+                wanted = sum(request.wanted_limit for request in self.requests.values())
+                limit = usual_limit(wanted + (PREFETCH + CONSUMER) * batch, num_workers)
+            self._divisions[num_workers] = self._divide(min(parse_size(limit), _MOST_BYTES))
+        return self._divisions[num_workers]
+
+    def _divide(self, limit: int) -> MixDivision:
+        minima = {name: request.least_limit for name, request in self.requests.items()}
+        batch, needed = self.batch_bytes, sum(minima.values())
+
+        def fits(prefetch: int, together: int) -> bool:
+            batches = (prefetch + CONSUMER) * together * batch
+            are_few = prefetch * together <= PREFETCH or batches <= limit // _SHARE
+            return together <= self.most_together and are_few and needed + batches <= limit
+
+        ways = [(PREFETCH, 8), (PREFETCH, 4), (PREFETCH, 2), (8, 1), (4, 1)]
+        ways += [(prefetch, 1) for prefetch in range(PREFETCH, 1, -1)]
+        prefetch, together = next((way for way in ways if fits(*way)), (1, 1))
+        batches = (prefetch + CONSUMER) * together * batch
+        return MixDivision(prefetch, together, divide_memory(minima, self.weights, batches, limit))
 
 
 def divide_memory(

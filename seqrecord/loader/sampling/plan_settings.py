@@ -72,11 +72,41 @@ class EpochSegment:
     """A finished segment of an epoch, see `elastic`: the workers of each rank have returned `batch`
     batches of `batch_size` items together, in turn.
 
-    A rank without workers counts as one worker. `settings` are the settings of the plan.
+    A rank without workers counts as one worker. `settings` are those of the plans, of each dataset.
+    In a pass over a dataset of a mix, the workers of each rank have returned so many `rows`.
     """
 
     ranks: int
     workers: int
     batch: int
     batch_size: int
-    settings: PlanSettings
+    settings: tuple[PlanSettings, ...]
+    rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class DatasetPass:
+    """A pass over a dataset in a mix, in the order of one of the dataset's epochs, and its finished
+    segments.
+    """
+
+    epoch: int
+    segments: tuple[EpochSegment, ...] = ()
+
+
+@dataclass(frozen=True)
+class MixStart:
+    """Where the datasets of a mix continue after other ranks or workers, or after a growth.
+
+    Attributes:
+        epoch: of the mix.
+        number: of the epoch's segment.
+        slots: that are left of the epoch on all ranks; `None`: all.
+        passes: of each dataset, the passes to finish; then come those of the following epochs.
+            Empty: from the dataset's first epoch on.
+    """
+
+    epoch: int = 0
+    number: int = 0
+    slots: int | None = None
+    passes: tuple[tuple[DatasetPass, ...], ...] = ()

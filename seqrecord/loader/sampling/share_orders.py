@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -258,19 +258,12 @@ def order_of_shard(
     return SharedOrder(pieces, settings, batch_size, key.of(shard))
 
 
-class Emitting(Protocol):
-    """Anything that emits rows."""
-
-    def left(self, number: int) -> tuple[IntArray, IntArray]:
-        """See `RowOrder`; of an order or of its batches."""
-
-
-def left_of(table: RowTable, orders: Sequence[Emitting], numbers: Sequence[int]) -> RowTable:
-    """The table of the rows that are left after each shard has emitted so many, or so many batches.
+def left_of(table: RowTable, parts: Sequence[tuple[IntArray, IntArray]]) -> RowTable:
+    """The table of the rows that are left of each shard: first rows and numbers of rows of disjoint
+    intervals, int64[n] each.
 
     A row after one of its episode that was emitted is of the same episode still.
     """
-    parts = [order.left(number) for order, number in zip(orders, numbers, strict=True)]
     first, count = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     by_row = first.argsort(kind="stable")
     return table.only(first[by_row], count[by_row])

@@ -15,9 +15,9 @@ from seqrecord.errors import ClipError
 from seqrecord.formats.export.lerobot_meta import TASK, TIMESTAMP
 from seqrecord.loader.clips.windows import delta_timestamps as windows_in_frames
 from seqrecord.loader.engine.arena import FORMS
+from seqrecord.loader.mixing.agreement import differing_shapes, joined_features
 from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
-from seqrecord.loader.mixing.mixed_batches import differing_shapes, joined_features
-from seqrecord.loader.mixing.planning import StoppingStrategy
+from seqrecord.loader.mixing.order import StoppingStrategy
 from seqrecord.loader.pipes.collating import collate
 from seqrecord.loader.pipes.map_clips import MapClips
 from seqrecord.robots.lerobot.items import STATISTICS, ImageTransforms, PlannedDataset

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.mixing.loader import MixLoader
 from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
-from seqrecord.loader.mixing.mix_loader import MixLoader
-from seqrecord.loader.mixing.planning import MixPlan, StoppingStrategy
-from seqrecord.loader.mixing.sources import SourceLoader
+from seqrecord.loader.mixing.order import MixPlan, StoppingStrategy
 from seqrecord.loader.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.loader.pipes.option_values import Vector
 from seqrecord.loader.sampling.built_ins import skip_last
@@ -47,15 +46,15 @@ class MixPlanner:
         self._rows = {source.name: numbers.chosen_rows(source).tolist() for source in sources}
         self._sources = [*sources]
         problem, expected = "weights change by epoch", "constant weights in LeRobot's training"
-        raise_if(not loader.planner.schedule.is_constant, problem, expected, "weights by epoch")
-        self._counts = dict(zip(loader.loaders, loader.planner.schedule.counts_in(0), strict=True))
+        raise_if(not loader.order.schedule.is_constant, problem, expected, "weights by epoch")
+        self._counts = dict(zip(loader.loaders, loader.order.schedule.counts_in(0), strict=True))
         self.has_camera_masks = loader.form.camera_padding_masks
         self._options, self._join, self._form = loader.options, loader.join, loader.form
-        self._epoch_clips = loader.planner.epoch_clips if stop is None else None
+        self._epoch_clips = loader.order.epoch_clips if stop is None else None
         if self._epoch_clips is not None:  # of the selected episodes
             num_frames = sum(int(source.lengths.sum()) for source in sources)
             self._epoch_clips = self._epoch_clips * numbers.num_items // num_frames
-        self._stop = loader.planner.stop if stop is None else stop
+        self._stop = loader.order.stop if stop is None else stop
 
     def shown(self) -> str:
         """The sources with their shares."""
@@ -127,18 +126,17 @@ class MixPlanner:
         plan = loader.plan(share.epoch, share.order.shard(share.number))
         first_batch, skipped = divmod(begin, plan.batches.size)
         starts = plan.given(first_batch).tolist()
-        sources = enumerate(loader.loaders.values())
-        streams = [self._stream(source, plan, starts[number]) for number, source in sources]
+        streams = [
+            self._stream(loader, plan, number, starts[number])
+            for number in range(len(loader.loaders))
+        ]
         for batch in range(first_batch, plan.num_batches):
-            rows = [next(streams[number]) for number in plan.sources(batch).tolist()]
+            rows = [next(streams[number]) for number in plan.datasets(batch, batch + 1).tolist()]
             yield from rows[skipped:]
             skipped = 0
 
-    def _stream(self, source: SourceLoader, plan: MixPlan, clip: int) -> Iterator[int]:
-        """The item numbers of a source from its clip `clip` on, over all its epochs."""
-        first_items = self._first_items[source.name]
-        while True:
-            epoch, epoch_start = source.view.samples.epoch_of(clip, plan.shard.count)
-            epoch_plan = source.order.plan(epoch, plan.shard)
-            yield from clip_numbers(epoch_plan, clip - epoch_start, first_items)
-            clip = epoch_start + epoch_plan.num_clips
+    def _stream(self, loader: MixLoader, plan: MixPlan, number: int, clip: int) -> Iterator[int]:
+        """The item numbers of a dataset from its clip `clip` on, over all its passes."""
+        first_items = self._first_items[[*loader.loaders][number]]
+        for epoch_plan, first in loader.order.plans(plan, number, clip):
+            yield from clip_numbers(epoch_plan, max(0, clip - first), first_items)

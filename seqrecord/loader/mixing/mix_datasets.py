@@ -1,20 +1,15 @@
-"""The sources of a mix: their datasets, loaders and consecutive epochs."""
+"""The datasets of a mix: their clips and weights, and what their loaders must agree on."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 from seqrecord.errors import ClipError, StateError
-from seqrecord.loader.engine.batches import Channel, OpenBatch
-from seqrecord.loader.engine.devices import Device
-from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.loader.mixing.planning import MixPlan
 from seqrecord.loader.mixing.weights import SourceSize
 from seqrecord.loader.pipes.budget_costs import SampleCosts
 from seqrecord.loader.pipes.option_values import Budget
@@ -22,8 +17,7 @@ from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions
 from seqrecord.loader.pipes.source_states import has_fewer
 from seqrecord.loader.pipes.states import SourceState
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.pipes.view_loader import ViewLoader
-from seqrecord.loader.pipes.view_order import ViewOrder, plan_clips
+from seqrecord.loader.pipes.view_order import plan_clips
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import raise_if
@@ -57,7 +51,7 @@ def add_source(error: ClipError, source: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class SourceDataset:
+class MixDataset:
     """A dataset of a mix: its clips and its weight. Picklable.
 
     Attributes:
@@ -81,7 +75,7 @@ class SourceDataset:
         num_frames = view.dataset.contents.index.num_frames[view.episode_rows]
         return SourceSize(view.samples.clips_in(0).num_clips, int(num_frames.sum()))
 
-    def of_state(self, source: SourceState) -> SourceDataset:
+    def of_state(self, source: SourceState) -> MixDataset:
         """The dataset with the episodes and samples of a state: itself, unless it has grown.
 
         Raises `StateError` for a dataset of a nested mix that has grown.
@@ -102,7 +96,7 @@ class SourceDataset:
             )
         return replace(self, view=view, options=options)
 
-    def in_mix(self, features: Sequence[str] | None, seed: int) -> SourceDataset:
+    def in_mix(self, features: Sequence[str] | None, seed: int) -> MixDataset:
         """The dataset in a mix with this seed. Its seed depends on its name, too, and not on other
         sources. Only `features` are read, except transformed ones; `None`: all.
         """
@@ -143,7 +137,7 @@ def check_source(name: str, options: LoaderOptions) -> None:
         )
 
 
-def agreed_clip_len(datasets: Sequence[SourceDataset]) -> int | tuple[int, int]:
+def agreed_clip_len(datasets: Sequence[MixDataset]) -> int | tuple[int, int]:
     """The `clip_len` that all sources draw for each batch; 1 if none is drawn.
 
     Raises `ClipError` if sources differ.
@@ -158,7 +152,7 @@ def agreed_clip_len(datasets: Sequence[SourceDataset]) -> int | tuple[int, int]:
     return next(iter(drawn)) or 1
 
 
-def agreed_batch_size(datasets: Sequence[SourceDataset], budget: Budget) -> int | Budget:
+def agreed_batch_size(datasets: Sequence[MixDataset], budget: Budget) -> int | Budget:
     """The batch size of a mix with a budget: a number of clips, unless frames are drawn per batch.
 
     Raises `ClipError` unless all clips of all sources have one number of frames, and cost them.
@@ -186,93 +180,6 @@ def agreed_batch_size(datasets: Sequence[SourceDataset], budget: Budget) -> int 
             got=", ".join(f"{name}: {texts.get(cost, cost)}" for name, cost in numbers.items()),
         )
     return budget.rows(max(cost or 1 for cost in numbers.values()))
-
-
-@dataclass
-class SourceStats(EngineStats):
-    """Counters of one source in a mix; `clips` counts clips in batches."""
-
-    duplicate_clips: int = 0  # of the epochs begun, that another shard gives too
-    num_interleaved: int = 0  # places at a time, in the last of these epochs
-
-
-@dataclass(frozen=True, eq=False)
-class SourceRun:
-    """One iteration of a source in a mix: fills its slots of a plan's batches.
-
-    `clips` are its numbers of returned clips at the start and at the end.
-    """
-
-    source: SourceLoader
-    number: int  # of the source in the mix
-    order: MixPlan
-    clips: tuple[int, int]
-    device: Device | None
-    stats: SourceStats
-
-    def fill(self, channel: Channel) -> None:
-        """Execute epochs of the source, one after the other."""
-        (clip, stop), source, shard = self.clips, self.source, self.order.shard
-        while clip < stop:
-            with naming_source(source.name):
-                epoch, first = source.view.samples.epoch_of(clip, shard.count, channel.check_open)
-            plan = source.order.plan(epoch, shard)
-            self.stats.add(duplicate_clips=plan.num_repeated)
-            self.stats.num_interleaved = plan.num_cursors
-            draws = self.order.draws(self.number, first, plan)
-            executor = source.executor(plan, self.stats, self.device, draws)
-            clips = clip - first, min(stop - first, plan.num_clips)
-            slots = partial(self.order.places, self.number, first)
-            executor.run(channel, clips, slots, partial(self._filled, channel))
-            clip = first + plan.num_clips
-
-    def _filled(self, channel: Channel, batch: OpenBatch, count: int) -> None:
-        self.stats.add(clips=count)
-        channel.fill(batch, count)
-
-
-class SourceLoader(ViewLoader):
-    """Plans and executes the epochs of a source; the mix owns the batches.
-
-    Args:
-        dataset: the dataset.
-        view: its clips, with the seed and the steps of the mix.
-        mix: the options of the mix.
-        batch_size: approximate number of its clips in a batch.
-        limit_in, machine_part: see `ViewOrder`.
-    """
-
-    def __init__(
-        self,
-        dataset: SourceDataset,
-        view: View,
-        mix: LoaderOptions,
-        batch_size: int,
-        limit_in: Callable[[int], int],
-        machine_part: float,
-    ) -> None:
-        tuning = dataset.options.tuning
-        engine = {name: getattr(tuning, name) for name in TUNING_OF_SOURCE}
-        if dataset.options.frame_transform is not None:
-            engine["video_decoder"] = "pyav"  # its frames are on the host
-        options = replace(
-            dataset.options,
-            seed=view.samples.seed,
-            batch_size=batch_size,
-            engine=replace(mix.tuning, **engine),
-            rank=mix.rank,
-            device=mix.device,
-        )
-        super().__init__(ViewOrder.of(view, options, limit_in, machine_part))
-        self.name = dataset.name
-
-    def count(self, times_without_frame: int) -> None:
-        """Add to the statistics of the iteration."""
-        self._times_without_frame += times_without_frame
-
-    def reset_counts(self) -> None:
-        """Begin the statistics of an iteration."""
-        self._times_without_frame = 0
 
 
 def _of_features(options: LoaderOptions, names: list[str], view: View) -> LoaderOptions:
