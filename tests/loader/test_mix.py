@@ -388,7 +388,6 @@ def test_states(root: Root) -> None:
     others: dict[str, dict[str, Any]] = {
         "shares": {"weights": {"a": 3, "b": 2, "c": 2}},
         "seed": {"seed": 1},
-        "batch_size": {"batch_size": 6},
         "stopping_strategy": {"stopping_strategy": "all_exhausted"},
         "features": {"features": "intersection"},
     }

@@ -83,12 +83,14 @@ def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted", 7])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mix_continues_on_other_ranks(even: Path, stop: Any, seed: int) -> None:
-    """Inside an epoch, and between epochs: each clip of a source comes once before any again."""
+    """Inside an epoch, and between epochs, with other batches: each clip of a source comes once
+    before any again.
+    """
     rng, state = random.Random(seed), None
     total, slack = Counter[tuple[str, Any]](), 0
     for _ in range(8):
         count, batches = rng.randint(1, 4), rng.choice([None, 1, 2, 3])
-        options: dict[str, Any] = {"stopping_strategy": stop}
+        options: dict[str, Any] = {"stopping_strategy": stop, "batch_size": rng.choice([4, 3])}
         found, state = of_ranks(even, count, state, batches, **options)
         for one in found:
             total.update(clips_of(one))

@@ -143,11 +143,6 @@ class MixOrder:
         """The slots that epochs are counted in: whole batches, if all are equally large."""
         return self.batch_size if self.options.frames_per_batch is None else 1
 
-    @property
-    def turn(self) -> int:
-        """The clips that a dataset gives in its turn."""
-        return self.unit if self.alternate else 1
-
     def plan(
         self,
         epoch: int,
@@ -183,13 +178,18 @@ class MixOrder:
             batches.count(num_slots),
             batches,
             self._shares(start, phase, worker),
-            self.turn,
+            self._turn,
             first,
             num_slots,
             self._given_before(start, phases, shard),
         )
 
     # ---- slots and shares
+
+    @property
+    def _turn(self) -> int:
+        """The clips that a dataset gives in its turn."""
+        return self.unit if self.alternate else 1
 
     def _num_slots(self, start: MixStart, epoch: int, phase: Phase, shard: Shard) -> int:
         """The slots of a shard in an epoch."""
@@ -246,13 +246,14 @@ class MixOrder:
     def _given_before(self, start: MixStart, phases: Sequence[Phase], shard: Shard) -> IntArray:
         """The clips that each dataset has given to a shard before the last of these phases."""
         worker = shard.index % shard.workers
-        place = start.epoch, start.number, shard.count, shard.workers, worker
+        of_start = start.epoch, start.number, start.slots or 0
+        place = *of_start, shard.count, shard.workers, worker
         known = self._given.setdefault(place, [np.zeros(len(self.orders), np.int64)])
         for number in range(len(known), len(phases)):
             phase, following = phases[number - 1], phases[number]
             num_slots = self._slots_before(start, following.epoch, phase, shard)
             shares = self._shares(start, phase, worker)
-            known.append(known[-1] + shares.given(num_slots // self.turn) * self.turn)
+            known.append(known[-1] + shares.given(num_slots // self._turn) * self._turn)
         return known[len(phases) - 1]
 
     # ---- passes
@@ -271,7 +272,8 @@ class MixOrder:
         start, segments = saved.start or MixStart(), saved.segments
         if epoch <= saved.epoch:
             return start
-        if saved.worker is None and (saved.ranks, saved.workers) != (ranks, workers):
+        place = saved.ranks, saved.workers, saved.clips
+        if saved.worker is None and place != (ranks, workers, self.batch_size):
             segments = (*segments, saved.segment)
         return self.replay(start, saved.epoch, segments)
 
@@ -299,8 +301,11 @@ class MixOrder:
         Raises `StateError` for a segment with more batches than its plan.
         """
         ranks, workers = segment.ranks, segment.workers
-        shards = Shard(0, ranks).divided(workers)
-        plans = [self._plan(start, epoch, shard, segment.settings) for shard in shards]
+        shards, order = Shard(0, ranks).divided(workers), self
+        if segment.clips not in (0, self.batch_size):
+            options = replace(self.options, batch_size=segment.clips)
+            order = replace(self, options=options, _shares_by_key={}, _given={}, _starts={})
+        plans = [order._plan(start, epoch, shard, segment.settings) for shard in shards]
         most = [plan.num_batches for plan in plans]
         returned = items_of_workers(most, segment.batch, segment.batch_size)
         given = [plan.given(number) for plan, number in zip(plans, returned, strict=True)]
@@ -398,7 +403,9 @@ class Growth:
             ranks, workers = saved.ranks, saved.workers
         start = order.start(epoch, ranks, workers, saved.segments if epoch == saved.epoch else ())
         plan = order.plan(epoch, Shard(0, ranks).divided(workers)[0])
-        segment = EpochSegment(ranks, workers, 0, 1, tuple(plan.settings))
+        settings = tuple(plan.settings)
+        clips = saved.clips or 0 if epoch == saved.epoch else order.batch_size
+        segment = EpochSegment(ranks, workers, 0, 1, settings, clips=clips)
         start = order.replay(start, epoch, [segment])
         if not start.passes:  # nothing has begun
             return start

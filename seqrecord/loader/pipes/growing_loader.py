@@ -179,6 +179,7 @@ class GrowingLoader:
         now = {**loader.shared_arguments(state.epoch), "sources": len(loader.orders)}
         problem = "the saved state is of another kind of loader, or of another mix"
         names = {**now, **arguments}
+        names.pop("batch_size", None)  # the remaining clips are planned anew
         # Shares by size follow the episodes, whose error names the one that differs.
         by_size = names.keys() & {"shares"}
         check_same(problem, arguments, now, [name for name in names if name not in by_size])
@@ -258,6 +259,8 @@ def continued(loader: Loader, position: State, ranks: int, workers: int) -> Stat
 
 def has_batches_of(loader: Loader, state: State) -> bool:
     """Whether a state counts batches of the loader's size."""
+    if state.clips is not None:
+        return state.clips == loader.batch_size
     sizes = [order.settings.batch_size for order in loader.orders]
     return sizes == [source.settings.batch_size for source in state.sources]
 

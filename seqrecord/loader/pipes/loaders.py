@@ -142,10 +142,9 @@ class EpochStream:
         has the order of the interrupted one.
 
         The number of ranks and workers may differ, also in the middle of an epoch, and so may
-        `batch_size`, except of a mix: the remaining clips are then planned anew (see
-        docs/ranks.md). Persistent workers that run already
-        cannot get a state: make a new DataLoader. A torchdata `StatefulDataLoader` loads its own
-        state, with the same number of workers.
+        `batch_size`: the remaining clips are then planned anew (see docs/ranks.md). Persistent
+        workers that run already cannot get a state: make a new DataLoader. A torchdata
+        `StatefulDataLoader` loads its own state, with the same number of workers.
 
         The last call of this and `set_epoch` counts, except that `set_epoch` of the state's epoch
         keeps its position. A `StatefulDataLoader` or a `Loader` of nodes loads its state when its

@@ -111,7 +111,14 @@ class State:
     def segment(self) -> EpochSegment:
         """The segment of the epoch that ends at a saved position."""
         settings = tuple(source.rest or source.settings for source in self.sources)
-        return EpochSegment(self.ranks, self.workers, self.batch, self.batch_size, settings)
+        place = self.ranks, self.workers, self.batch, self.batch_size
+        return EpochSegment(*place, settings, clips=self.clips or 0)
+
+    @property
+    def clips(self) -> int | None:
+        """The clips of a batch, of a saved position in a mix."""
+        clips = self.shared_arguments.get("batch_size")
+        return clips if type(clips) is int else None
 
     def check_of_rank(self) -> None:
         """Raise `StateError` for one worker of several."""

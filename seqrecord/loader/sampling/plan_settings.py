@@ -73,7 +73,8 @@ class EpochSegment:
     batches of `batch_size` items together, in turn.
 
     A rank without workers counts as one worker. `settings` are those of the plans, of each dataset.
-    In a pass over a dataset of a mix, the workers of each rank have returned so many `rows`.
+    Batches of a mix had `clips` clips. In a pass over a dataset of a mix, the workers of each rank
+    have returned so many `rows`.
     """
 
     ranks: int
@@ -82,6 +83,7 @@ class EpochSegment:
     batch_size: int
     settings: tuple[PlanSettings, ...]
     rows: tuple[int, ...] = ()
+    clips: int = 0
 
 
 @dataclass(frozen=True)
