@@ -13,6 +13,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
@@ -137,6 +138,26 @@ def test_chunk_of_many_cursors_is_read_once(
         assert stats["frames_decoded"] == (sum(LENGTHS) if most else 0)
         assert most <= stats["bytes_read"] <= 2 * most  # padding and checksums of pages
         assert device or stats["peak_buffer_bytes"] <= FRAME * sum(LENGTHS)
+
+
+@pytest.mark.parametrize("rank", [None, (1, 2)], ids=str)
+def test_a_permuted_epoch_reads_each_page_once(
+    tmp_path: Path, rank: tuple[int, int] | None
+) -> None:
+    """Although each of its steps has clips of all chunks."""
+    with seqrecord.SeqRecordWriter(tmp_path, codecs="raw") as writer:
+        for number in range(4):
+            with writer.episode(f"{number}") as episode:
+                for i in range(300):
+                    episode.append({"state": np.full(14, i, np.float32), "id": i})
+    pipe = SeqRecordPipe(tmp_path, clip_len=4, batch_size=32, rank=rank)
+    for _ in pipe:
+        pass
+    [group] = seqrecord.open(tmp_path).contents.index.groups
+    stats = pipe.stats()
+    assert stats["num_interleaved"] > 512, "not permuted, or a single step"
+    assert stats["bytes_read"] == group.page_length.sum()
+    assert stats["loads"] == len(group.page_length)
 
 
 def test_chunks_unread_in_an_epoch_are_read_in_the_next(path: Path) -> None:

@@ -57,6 +57,10 @@ from seqrecord.store.text import shown_place
 if TYPE_CHECKING:
     from seqrecord.loader.engine.vectors import VectorSteps
 
+# Of small frames, read at once. Permuted epochs need frames of each chunk in about five steps, and
+# each read costs as much as 16 KiB (`PART_BYTES`) besides those of a page that it reads again.
+_BLOCK_BYTES = 64 << 10
+
 _logger = logging.getLogger("seqrecord")
 _warned = set[str]()  # datasets of which this process has dropped frames
 
@@ -413,8 +417,11 @@ def _frames_of(
         grid = plan.grids[place]
         if (rows := staying.get(group.group)) is not None:
             used = used_rows(plan.used(place), rows)
-            is_whole = group.group in in_chunks
-            yield ResidentFrames(grid, clip_frames, arena, rows, used, in_chunks=is_whole)
+            yield ResidentFrames(
+                *(grid, clip_frames, arena, rows, used),
+                in_chunks=group.group in in_chunks,
+                block_frames=_BLOCK_BYTES // max(1, sum(x.nbytes for x in arena.specs.values())),
+            )
         elif arena.specs:
             yield RunFrames(plan, place, clip_frames, arena, plan.cursor_bounds(arena.num_rows))
         if (mapped := of_files.get(group.group)) is None:

@@ -426,7 +426,8 @@ class RowFrames(GroupFrames):
 
 class ResidentFrames(RowFrames):
     """A row for each frame that clips may use; frames of ended loads stay for later epochs, even if
-    this epoch is left early. A load has all frames of its chunk that the plan's clips use.
+    this epoch is left early. A load has all frames of its chunk, or of blocks in it, that clips of
+    the plan use.
 
     Calls have one step at a time, except those that lack no frame.
 
@@ -434,7 +435,7 @@ class ResidentFrames(RowFrames):
         frame_rows: the rows.
         used: rows of frames that clips of the plan use; bool[rows]. `None` for calls.
         in_chunks: whether chunks are read whole; else single frames are read equally fast.
-        block_frames: neighbours that are read with a frame, in blocks of so many frames, if any.
+        block_frames: neighbours that are read with a frame, in blocks of so many; 0 for none.
     """
 
     def __init__(
@@ -501,8 +502,7 @@ class ResidentFrames(RowFrames):
         if self._in_chunks:
             episode, frame, use = self._whole_chunks(episode, frame, use)
         elif self._block_frames and not exact:
-            episode, frame = self._whole_blocks(episode, frame)
-            use = np.zeros_like(frame)
+            episode, frame, use = self._whole_blocks(episode, frame, use)
         rows = self._frame_rows.find(episode, frame)
         if self._used is not None:
             self._asked[rows], self._marks = True, marks
@@ -533,12 +533,21 @@ class ResidentFrames(RowFrames):
         owner = owner[is_wanted]
         return episode[owner], frame[is_wanted], use[owner]
 
-    def _whole_blocks(self, episode: IntArray, frame: IntArray) -> tuple[IntArray, IntArray]:
-        """The frames of the same blocks that have rows, and are not there."""
+    def _whole_blocks(
+        self, episode: IntArray, frame: IntArray, use: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        """The frames of the same blocks that have rows, are used, and are not there."""
         keys, num_frames = frame_keys(episode, frame), self._clip_frames.num_frames
-        keys = self._grid.block_keys(keys, self._block_frames, num_frames)
-        rows = self._frame_rows.find(*split_keys(keys))
-        return split_keys(keys[(rows >= 0) & ~self._asked[rows]])
+        of_blocks = self._grid.block_keys(keys, self._block_frames, num_frames)
+        rows = self._frame_rows.find(*split_keys(of_blocks))
+        is_wanted = (rows >= 0) & ~self._asked[rows]
+        if self._used is not None:
+            is_wanted &= self._used[rows]
+        of_blocks = of_blocks[is_wanted]
+        # A load begins for its first use, and each has a frame that is missing.
+        uses = np.full(len(of_blocks), use.max())
+        uses[of_blocks.searchsorted(keys)] = use
+        return *split_keys(of_blocks), uses
 
     def end_loads(self) -> None:
         """Count the frames that are there, after the loads of a call."""

@@ -193,11 +193,12 @@ class ChunkGrid:
         all episodes.
         """
         episode, frame = split_keys(keys)
-        start, stop = self.bounds(episode, self.place(episode, frame))
+        start = np.maximum(self.start(episode, frame), 0)
+        blocks = distinct(frame_keys(episode, frame - (frame - start) % length))
+        episode, start = split_keys(blocks)
+        _, stop = self.bounds(episode, self.place(episode, start))
         stop = np.minimum(stop, num_frames[episode])
-        block_start = frame - (frame - start) % length
-        blocks, block_frame = np.unique(frame_keys(episode, block_start), return_index=True)
-        owner, place_in_block = ragged_arange(np.minimum(length, stop - block_start)[block_frame])
+        owner, place_in_block = ragged_arange(np.minimum(length, stop - start))
         return blocks[owner] + place_in_block
 
     def place(self, episode: IntArray, frame: IntArray) -> IntArray:
