@@ -82,7 +82,7 @@ class Part:
     """The batches of equal ranks in an epoch, from its begin or from a state.
 
     `given` are the clips of earlier parts, `options` the arguments of all ranks; each rank has a
-    DataLoader with `workers`, if any.
+    DataLoader with `workers`, if any. Epochs of a mix after that of the state are no `rest`.
     """
 
     options: Any
@@ -91,6 +91,7 @@ class Part:
     state: str | None = None
     given: tuple[Clip, ...] = ()
     workers: int = 0
+    rest: bool = True
 
     @property
     def key(self) -> str:
@@ -107,11 +108,6 @@ class Place:
 
     part: Part
     batch: int = 0
-
-    @property
-    def following(self) -> Place:
-        """The begin of the next epoch."""
-        return Place(replace(self.part, epoch=self.part.epoch + 1, state=None, given=()))
 
 
 class LoaderMachine(RuleBasedStateMachine):
@@ -213,10 +209,12 @@ class LoaderMachine(RuleBasedStateMachine):
             decoded, batches = list[list[Clip]](), list[list[Any]]()
             streams = self.make(part, **self.recorder(part))
             for stream in streams:
-                if part.state is None:
-                    stream.set_epoch(part.epoch)
-                else:
+                if part.state is not None:
                     stream.load_state_dict(json.loads(part.state))
+                    for epoch in () if part.rest else (part.epoch + 1, part.epoch):
+                        stream.set_epoch(epoch)
+                else:
+                    stream.set_epoch(part.epoch)
                 DECODED.clear()
                 batches.append([*self.iterate(stream, part)])
                 decoded.append(DECODED.pop(self.recorders, []))
@@ -340,10 +338,12 @@ class LoaderMachine(RuleBasedStateMachine):
         for number, rank in enumerate(batches):
             pair = [self.make(part)[number], self.make(part, frame_cache=None)[number]]
             for stream in pair:
-                if part.state is None:
-                    stream.set_epoch(part.epoch)
-                else:
+                if part.state is not None:
                     stream.load_state_dict(json.loads(part.state))
+                    for epoch in () if part.rest else (part.epoch + 1, part.epoch):
+                        stream.set_epoch(epoch)
+                else:
+                    stream.set_epoch(part.epoch)
                 assert equal([*stream], rank)
             cached, plain = (stream.stats() for stream in pair)
             assert plain["frames_from_cache"] == 0
@@ -375,9 +375,6 @@ class LoaderMachine(RuleBasedStateMachine):
         kind = "pipe" if place.part.workers else kind  # others need each epoch
         self.kind = kind = "mix" if self.is_mix else kind
         self.place = place
-        self.loaded: tuple[str, Place] | None = (
-            None  # the state of a mix until its next epoch begins
-        )
         self.loaders = self.make(place.part, kind) if loaders is None else loaders
         self.iterators: list[Any] | None = None
         self.is_begun = False
@@ -403,7 +400,12 @@ class LoaderMachine(RuleBasedStateMachine):
 
     @property
     def next_place(self) -> Place:
-        return self.place.following if self.is_begun else self.place
+        return self.begin_of(self.place.part.epoch + 1) if self.is_begun else self.place
+
+    def begin_of(self, epoch: int) -> Place:
+        """The begin of an epoch: a mix continues in what a state has left of its sources."""
+        state = self.place.part.state if self.is_mix else None
+        return Place(replace(self.place.part, epoch=epoch, state=state, given=(), rest=False))
 
     def running(self) -> list[Any]:
         if self.iterators is None:
@@ -449,8 +451,6 @@ class LoaderMachine(RuleBasedStateMachine):
     @rule(target=saved)
     def save(self) -> tuple[str, Place]:
         """All ranks have the same state, and saving changes nothing."""
-        if self.loaded and not self.is_begun:
-            return self.loaded
         in_workers = self.is_begun and self.place.part.workers
         taken = {"batches": self.place.batch} if in_workers else {}
         states = [json.dumps(loader.state_dict(**taken)) for loader in self.loaders]
@@ -460,7 +460,7 @@ class LoaderMachine(RuleBasedStateMachine):
         # With workers, the position behind the last batch is the start of the next epoch.
         is_last = in_workers and self.place.batch >= max(map(len, self.whole(self.place.part)))
         ends = is_last or (self.is_over and self.kind != "node")
-        place = self.place.following if ends else self.place
+        place = self.begin_of(self.place.part.epoch + 1) if ends else self.place
         found = json.loads(states[longest])
         if self.is_begun or place.part.state is None:
             assert (found["epoch"], found["batch"]) == (place.part.epoch, place.batch)
@@ -491,11 +491,11 @@ class LoaderMachine(RuleBasedStateMachine):
         options = options if size is None else {**options, **larger}
         workers = old.workers if workers is None else min(workers, self.most_workers)
         part = replace(old, options=options, ranks=ranks or old.ranks, workers=workers)
-        if self.is_mix and ranks not in (None, old.ranks) and place.batch:
-            place = Place(part).following  # a mix continues there
-        elif place.batch or old.state:
+        if place.batch or old.state or (self.is_mix and old.epoch):
             is_same = (part.ranks, part.shards) == (old.ranks, old.shards)
-            if not is_same or options["batch_size"] != old.options["batch_size"]:
+            if not is_same and self.is_mix:
+                place = Place(replace(part, state=state, rest=True))
+            elif not is_same or options["batch_size"] != old.options["batch_size"]:
                 whole = self.whole(old)
                 given = [c for rank in whole for c in self.clips_in(rank[: place.batch], old)]
                 is_over = place.batch >= max(map(len, whole))
@@ -513,8 +513,6 @@ class LoaderMachine(RuleBasedStateMachine):
             loader.load_state_dict(json.loads(state))
         if self.has_batches(place.part):
             self.go(kind, place, loaders)
-            if self.is_mix and place.part.epoch != old.epoch:
-                self.loaded = saved
         else:
             with pytest.raises(ClipError, match="leaves no batch at all"):
                 next(self.iterate(loaders[0], place.part))
@@ -528,7 +526,9 @@ class LoaderMachine(RuleBasedStateMachine):
         # Workers begin when the DataLoader's iterator is made, so its position is fixed.
         if is_made and not self.iterators and not self.place.part.workers:
             self.running()
-        part = replace(self.place.part, epoch=epoch, state=None, given=())
+        if self.is_mix and self.place.part.state:
+            epoch = max(epoch, self.place.part.epoch)
+        part = self.begin_of(epoch).part
         batches = min(batches, *map(len, self.whole(part)), batches)
         for loader in self.loaders:
             loader.set_epoch(epoch, batches)
@@ -540,13 +540,12 @@ class LoaderMachine(RuleBasedStateMachine):
         if self.is_begun:
             self.iterators = None
         self.is_begun = self.is_over = False
-        self.loaded = None
 
     @precondition(lambda self: self.takes_samples)
     @rule(samples=st.sampled_from(SAMPLES))
     def set_samples(self, samples: Any) -> None:
         """Between epochs; inside one it is an error."""
-        place = self.place.following if self.is_over else self.next_place
+        place = self.next_place
         if place.batch or place.part.state or (self.iterators and self.is_begun):
             with pytest.raises(StateError, match="set_samples inside an epoch"):
                 self.loaders[0].set_samples(samples)

@@ -267,9 +267,12 @@ class MixOrder:
         saved = self.saved
         if self.growth is not None:
             return self.growth.start(ranks, workers)
-        if saved is None or epoch < (saved.start or MixStart(saved.epoch)).epoch:
+        if saved is None:
             return MixStart()
         start, segments = saved.start or MixStart(), saved.segments
+        is_rest = start.slots is not None and start.epoch < saved.epoch
+        if epoch < start.epoch + is_rest:  # set anew, as in a run without this state
+            return MixStart()
         if epoch <= saved.epoch:
             return start
         place = saved.ranks, saved.workers, saved.clips
