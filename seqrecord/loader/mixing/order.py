@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from seqrecord.errors import ClipError, StateError
 from seqrecord.loader.clips.tables import IntArray
 from seqrecord.loader.engine.batches import do_nothing
 from seqrecord.loader.mixing.weights import Phase, SourceSize, WeightSchedule
@@ -287,7 +288,11 @@ class MixOrder:
             if key not in self._starts:
                 if len(self._starts) >= _MOST_STARTS:
                     self._starts.clear()
-                self._starts[key] = self.after(start, epoch, segment)
+                try:
+                    self._starts[key] = self.after(start, epoch, segment)
+                except ClipError as error:
+                    problem = f"the saved state has a position that no mix comes to: {error}"
+                    raise StateError(problem) from error
             start = self._starts[key]
         return start
 
@@ -357,14 +362,13 @@ class MixOrder:
             if first + count > clip and count:
                 yield one, first, count
             first += count
-        samples, epoch = order.view.samples, opened[-1].epoch + 1 if opened else 0
-        before = samples.clips_before(epoch, num_shards) - first  # since the dataset's epoch 0
+        samples, since = order.view.samples, opened[-1].epoch + 1 if opened else 0
         clip = max(clip, first)
         while True:
-            epoch, begin = samples.epoch_of(clip + before, num_shards, check)
-            stop = samples.clips_before(epoch + 1, num_shards)
-            yield DatasetPass(epoch), begin - before, stop - begin
-            clip = stop - before
+            epoch, begin = samples.epoch_of(clip - first, num_shards, since, check)
+            count = samples.size_of(epoch, num_shards)
+            yield DatasetPass(epoch), first + begin, count
+            clip = first + begin + count
 
     def plans(
         self,

@@ -89,8 +89,8 @@ class EpochSamples:
     """Each epoch's table of samples, and its clips. Picklable.
 
     A process calls the functions once per epoch. The table of epoch 0 and the last two are kept.
-    If functions choose rows, so are the numbers of clips before each epoch, by number of shards, as
-    far as a mix came.
+    If functions choose rows, so are the numbers of clips before each epoch, by number of shards and
+    first epoch, as far as a mix came.
 
     Attributes:
         base: the default table, or the user's, with the samples that lack no feature.
@@ -102,7 +102,9 @@ class EpochSamples:
     functions: SampleFunctions = ()
     seed: int = 0
     _known: dict[int, SampledClips] = field(default_factory=dict, init=False, repr=False)
-    _first_clips: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+    _first_clips: dict[tuple[int, int], list[int]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     _digests: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     _calling: PerProcess[Any] = field(
         default_factory=partial(PerProcess, threading.RLock), init=False, repr=False
@@ -200,37 +202,41 @@ class EpochSamples:
         return self.common.clips.locate(np.zeros(1, np.int64))
 
     def epoch_of(
-        self, clip: int, num_shards: int, check: Callable[[], object] = do_nothing
+        self,
+        clip: int,
+        num_shards: int,
+        since: int = 0,
+        check: Callable[[], object] = do_nothing,
     ) -> tuple[int, int]:
         """The epoch of a clip, and the number of the epoch's first clip.
 
-        Clips of each shard, of `num_shards` equal ones, are numbered over all epochs, as in a mix.
-        If functions choose other rows in each epoch, epochs are counted once, which may take
-        minutes for a far clip; `check` is called for each, and its error ends the count. Raises
-        `ClipError` for a clip behind 1,048,576 such epochs.
+        Clips of each shard, of `num_shards` equal ones, are numbered over all epochs from `since`
+        on, as in a mix. If functions choose other rows in each epoch, epochs are counted once,
+        which may take minutes for a far clip; `check` is called for each, and its error ends the
+        count. Raises `ClipError` for a clip behind 1,048,576 such epochs.
         """
         if not self.common.rows_differ:
-            epoch = self._sizes.epoch_of(clip, num_shards)
-            return epoch, self._sizes.before(epoch, num_shards)
+            before = self._sizes.before(since, num_shards)
+            epoch = self._sizes.epoch_of(clip + before, num_shards)
+            return epoch, self._sizes.before(epoch, num_shards) - before
         if self._most_clips is not None:
             _check_counted(clip < _MOST_COUNTED * -(-self._most_clips // num_shards), clip)
         with self._calling.get():
-            first_clips = self._first_clips.setdefault(num_shards, [0])
+            first_clips = self._first_clips.setdefault((num_shards, since), [0])
             while first_clips[-1] <= clip:
                 check()
-                self._count(first_clips, num_shards)
-        epoch = bisect_right(first_clips, clip) - 1
-        return epoch, first_clips[epoch]
+                _check_counted(len(first_clips) <= _MOST_COUNTED, first_clips[-1])
+                size = self.size_of(since + len(first_clips) - 1, num_shards)
+                first_clips.append(first_clips[-1] + size)
+        place = bisect_right(first_clips, clip) - 1
+        return since + place, first_clips[place]
 
-    def clips_before(self, epoch: int, num_shards: int) -> int:
-        """The number of clips of a shard before an epoch; inverse of `epoch_of`."""
+    def size_of(self, epoch: int, num_shards: int) -> int:
+        """The number of clips in an epoch of each of `num_shards` equal shards."""
         if not self.common.rows_differ:
-            return self._sizes.before(epoch, num_shards)
-        with self._calling.get():
-            first_clips = self._first_clips.setdefault(num_shards, [0])
-            while len(first_clips) <= epoch:
-                self._count(first_clips, num_shards)
-            return first_clips[epoch]
+            before, after = (self._sizes.before(epoch + i, num_shards) for i in (0, 1))
+            return after - before
+        return -(-self.clips_in(epoch).num_clips // num_shards)
 
     @cached_property
     def _sizes(self) -> EpochSizes:
@@ -248,12 +254,6 @@ class EpochSamples:
         repeat, num_clips = self.base.repeat, self.base.clips.num_clips
         most = num_clips if repeat is None else max(num_clips, int(np.ceil(repeat).sum()))
         return most + 1  # a sum of fractions is rounded
-
-    def _count(self, first_clips: list[int], num_shards: int) -> None:
-        """Extend the first clips of epochs in a shard by one."""
-        epoch = len(first_clips) - 1
-        _check_counted(epoch < _MOST_COUNTED, first_clips[-1])
-        first_clips.append(first_clips[-1] - (-self.clips_in(epoch).num_clips // num_shards))
 
     def locate(self, numbers: IntArray, epoch: int = 0) -> ClipKeys:
         """Clips of an epoch by their numbers, int64[n], in canonical order, or as listed."""

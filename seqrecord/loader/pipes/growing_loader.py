@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Protocol
 
 from seqrecord.errors import StateError
@@ -185,8 +184,8 @@ class GrowingLoader:
         check_same(problem, arguments, now, [name for name in names if name not in by_size])
         samples_of = state.epoch if loader.has_own_epochs else 0
         for number, order in enumerate(loader.orders):
-            earlier = [segment.settings[number : number + 1] for segment in state.segments]
-            check_source(order, state.sources[number], [*chain(*earlier)], samples_of)
+            before = state.settings_before(number)
+            check_source(order, state.sources[number], before, samples_of)
         check_same(problem, arguments, now, by_size)
 
     def keep_settings(self, state: State, num_shards: int) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import lru_cache, partial
 from inspect import get_annotations
+from itertools import chain
 from types import UnionType
 from typing import Any, TypeAlias, get_args, get_origin
 
@@ -126,6 +127,25 @@ class State:
         expected = "state_dict(batches=…) of the loader, in the process that has the workers"
         _check(self.worker is None, problem, expected, f"worker {self.worker} of {self.workers}")
 
+    def _check_segments(self) -> None:
+        """Raise `StateError` unless segments, and passes over datasets, have settings of each."""
+        count, passes = len(self.sources), () if self.start is None else self.start.passes
+        is_right = all(len(segment.settings) == count for segment in self.segments)
+        is_right &= not passes or (len(passes) == count and all(passes))
+        of_passes = chain.from_iterable(one.segments for of_dataset in passes for one in of_dataset)
+        is_right &= all(len(one.settings) == 1 and bool(one.rows) for one in of_passes)
+        problem = "segments that no loader has saved"
+        _check(is_right, problem, f"settings for each of {count} datasets")
+
+    def settings_before(self, dataset: int) -> list[PlanSettings]:
+        """The settings of a dataset in finished segments, and in those of its passes."""
+        passes = self.start.passes[dataset] if self.start and self.start.passes else ()
+        of_passes = chain.from_iterable(one.segments for one in passes)
+        return [
+            *(segment.settings[dataset] for segment in self.segments),
+            *(segment.settings[0] for segment in of_passes),
+        ]
+
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(json.dumps({"version": _VERSION, **asdict(self)}))
         return found
@@ -150,6 +170,7 @@ class State:
         entries = {name: value for name, value in saved.items() if name != "version"}
         state: State = _read(cls, entries, "itself")
         _check(state.is_saved, "sources that no loader has saved", "at least one", state.sources)
+        state._check_segments()
         is_right = state.worker is None or state.worker < state.workers > 1
         _check(is_right, "worker that no loader has saved", "worker < workers", state.worker)
         return state
