@@ -120,7 +120,7 @@ def test_a_changed_mix_gives_what_is_left(root: Path) -> None:
 def test_rows_of_a_changed_mix(root: Path) -> None:
     """Also of batches before the change."""
     options: dict[str, Any] = {"stopping_strategy": 9}
-    before, state = of_ranks(root, 3, None, 2, **options)
+    before, state = of_ranks(root, 3, None, 2, **options, batch_size=5)
     after, state = of_ranks(root, 2, state, 3, **options)
     again, later = of_ranks(root, 2, state, None, **options)
     next_epoch, _ = of_ranks(root, 2, later, None, **options)

@@ -47,7 +47,7 @@ from seqrecord.loader.pipes.view_order import ViewOrder
 from seqrecord.loader.sampling.epoch_plans import EpochPlan
 from seqrecord.loader.sampling.frame_sizes import CONSUMER, MAX_LOADS, Memory
 from seqrecord.loader.sampling.mix_memory import MixMemory
-from seqrecord.loader.sampling.plan_settings import MixStart, PlanSettings
+from seqrecord.loader.sampling.plan_settings import EpochSegment, MixStart
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace
 from seqrecord.store.processes.forks import PerProcess
@@ -242,10 +242,10 @@ class MixLoader:
         epoch: int,
         shard: Shard,
         segments: Segments = (),
-        settings: Sequence[PlanSettings] | None = None,
+        finished: EpochSegment | None = None,
     ) -> MixPlan:
         """See `Loader`."""
-        return self.order.plan(epoch, shard, segments, settings)
+        return self.order.plan(epoch, shard, segments, finished)
 
     def after_change(self, state: State) -> State:
         """See `Loader`: the remaining clips are planned anew."""

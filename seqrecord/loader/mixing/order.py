@@ -149,16 +149,24 @@ class MixOrder:
         epoch: int,
         shard: Shard,
         segments: Segments = (),
-        settings: Sequence[PlanSettings] | None = None,
+        finished: EpochSegment | None = None,
     ) -> MixPlan:
         """The plan of one shard in one epoch, the same on all ranks; see `Loader.plan`."""
         start = self.start(epoch, shard.count // shard.workers, shard.workers, segments)
-        if settings is None:
-            settings = [
-                order.find_settings(shard.count, *self.place(start, number), shard.workers)
-                for number, order in enumerate(self.orders)
-            ]
+        if finished is not None:
+            return self._of_size(finished.clips)._plan(start, epoch, shard, finished.settings)
+        settings = [
+            order.find_settings(shard.count, *self.place(start, number), shard.workers)
+            for number, order in enumerate(self.orders)
+        ]
         return self._plan(start, epoch, shard, settings)
+
+    def _of_size(self, clips: int) -> MixOrder:
+        """The order of batches of so many clips; itself, if they have as many."""
+        if clips in (0, self.batch_size):
+            return self
+        options = replace(self.options, batch_size=clips)
+        return replace(self, options=options, _shares_by_key={}, _given={}, _starts={})
 
     def _plan(
         self, start: MixStart, epoch: int, shard: Shard, settings: Sequence[PlanSettings]
@@ -309,10 +317,7 @@ class MixOrder:
         Raises `StateError` for a segment with more batches than its plan.
         """
         ranks, workers = segment.ranks, segment.workers
-        shards, order = Shard(0, ranks).divided(workers), self
-        if segment.clips not in (0, self.batch_size):
-            options = replace(self.options, batch_size=segment.clips)
-            order = replace(self, options=options, _shares_by_key={}, _given={}, _starts={})
+        shards, order = Shard(0, ranks).divided(workers), self._of_size(segment.clips)
         plans = [order._plan(start, epoch, shard, segment.settings) for shard in shards]
         most = [plan.num_batches for plan in plans]
         returned = items_of_workers(most, segment.batch, segment.batch_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from seqrecord.errors import StateError
@@ -11,7 +11,7 @@ from seqrecord.loader.pipes.growing_loader import Loader, continued, has_batches
 from seqrecord.loader.pipes.options import MOST_RANKS
 from seqrecord.loader.pipes.states import Clip, Segments, State
 from seqrecord.loader.sampling.elastic import items_of_workers
-from seqrecord.loader.sampling.plan_settings import PlanSettings
+from seqrecord.loader.sampling.plan_settings import EpochSegment
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.units import MAX_INT, check, check_integer
 
@@ -42,15 +42,15 @@ class BatchNumber(NamedTuple):
 class _Team(NamedTuple):
     """The ranks and workers that share a segment of an epoch.
 
-    A DataLoader makes batches of `batch_size` items. A finished segment has `settings`; those of
-    the last one are the loader's, as in an iteration.
+    A DataLoader makes batches of `batch_size` items. A `finished` segment has settings of its own;
+    those of the last one are the loader's, as in an iteration.
     """
 
     ranks: int
     workers: int
     batch_size: int
     segments: Segments  # before it
-    settings: Sequence[PlanSettings] | None = None
+    finished: EpochSegment | None = None
 
 
 def rows_of_batch(
@@ -74,7 +74,7 @@ def rows_of_batch(
     check_integer("batch_size", size, least=1, most=MAX_INT)
     rank = _rank(own, which.rank, team)
     shards = rank.divided(team.workers)
-    plans = [source.plan(which.epoch, shard, team.segments, team.settings) for shard in shards]
+    plans = [source.plan(which.epoch, shard, team.segments, team.finished) for shard in shards]
     lengths = [plan.num_batches for plan in plans]
     num_batches = sum(-(-length // size) for length in lengths)
     if which.batch >= num_batches:
@@ -110,7 +110,7 @@ def _team(source: Loader, run: State, which: BatchNumber) -> _Team:
         if which.segment < len(segments):
             part = segments[which.segment]
             place = part.ranks, part.workers, part.batch_size
-            return _Team(*place, segments[: which.segment], part.settings)
+            return _Team(*place, segments[: which.segment], part)
     ranks = which.rank[1] if isinstance(which.rank, tuple) else run.ranks
     workers = run.workers
     if which.workers is not None:

@@ -22,7 +22,7 @@ from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.source_states import check_source, saved_settings, source_state
 from seqrecord.loader.pipes.states import Json, Segments, State, check_same
 from seqrecord.loader.pipes.view_order import ViewOrder
-from seqrecord.loader.sampling.plan_settings import MixStart, PlanSettings
+from seqrecord.loader.sampling.plan_settings import EpochSegment, MixStart
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.text import counted, shown_place
 
@@ -62,10 +62,10 @@ class Loader(Protocol):
         epoch: int,
         shard: Shard,
         segments: Segments = (),
-        settings: Sequence[PlanSettings] | None = None,
+        finished: EpochSegment | None = None,
     ) -> AnyPlan:
-        """The plan of one shard in one epoch, or for the rest of it after `segments`; with the
-        `settings` of a finished segment, of each dataset.
+        """The plan of one shard in one epoch, or for the rest of it after `segments`; if that is a
+        `finished` segment, with its settings.
         """
 
     def run(self, plan: Any, *, batch: int, stats: EngineStats) -> Run:

@@ -39,7 +39,7 @@ from seqrecord.loader.pipes.view_order import ViewOrder, of_selected, plan_clips
 from seqrecord.loader.reading.chunk_store import ChunkStore
 from seqrecord.loader.sampling.epoch_plans import EpochPlan
 from seqrecord.loader.sampling.frame_sizes import Memory
-from seqrecord.loader.sampling.plan_settings import PlanSettings
+from seqrecord.loader.sampling.plan_settings import EpochSegment
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.settings_choice import EpochMemory
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace
@@ -159,10 +159,11 @@ class ViewLoader:
         epoch: int,
         shard: Shard,
         segments: Segments = (),
-        settings: Sequence[PlanSettings] | None = None,
+        finished: EpochSegment | None = None,
     ) -> EpochPlan:
         """See `Loader`."""
-        return self.order.plan(epoch, shard, segments, None if settings is None else settings[0])
+        settings = None if finished is None else finished.settings[0]
+        return self.order.plan(epoch, shard, segments, settings)
 
     def after_change(self, state: State) -> State:
         """See `Loader`: the remaining clips are planned anew."""
