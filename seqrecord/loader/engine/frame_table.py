@@ -24,7 +24,7 @@ ASKED = -2
 """The frame has a load that has no row yet."""
 NO_USE = -1
 
-_PAGE_BITS = 9
+_PAGE_BITS = 7  # 1.5 KiB: each run in use has a page that is not full, at both ends
 _PAGE = 1 << _PAGE_BITS
 
 
@@ -106,7 +106,7 @@ class FrameTable:
         """Add pages of lines, int64[n]."""
         if (short := len(pages) - len(self._free)) > 0:
             count = len(self._page)
-            more = max(short, count)
+            more = max(short, count >> 2)
             self._page = np.append(self._page, np.zeros(more, np.int64))
             self._free += range(count + more - 1, count - 1, -1)
             places = more << _PAGE_BITS
@@ -128,15 +128,15 @@ class Rows:
 
     Attributes:
         is_free: bool[rows].
-        place: of the frame in each row, int64[rows].
+        place: of the frame in each row, int32[rows].
     """
 
     def __init__(self, bounds: list[int]) -> None:
         self._bounds, self._next = bounds, bounds[:-1]
         self._used = np.zeros(max(1, len(bounds) - 1), np.int64)  # rows of each cursor
-        self._cursor = np.zeros(bounds[-1], np.int64)  # of each row
+        self._cursor = np.zeros(bounds[-1], np.int32)  # of each row
         self.is_free = np.ones(bounds[-1], np.bool_)
-        self.place = np.full(bounds[-1], -1)
+        self.place = np.full(bounds[-1], -1, np.int32)
         self.num_free = bounds[-1]
 
     @property

@@ -44,7 +44,7 @@ from seqrecord.store.tables.grids import ChunkGrid
 from seqrecord.store.text import counted
 
 _WHOLE = Shard()
-_CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
+_CLIPS_AT_ONCE = 1 << 13  # rounds are computed in groups of about so many clips
 _CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these
 
 
