@@ -393,7 +393,7 @@ class RunFrames(GroupFrames):
         is_used[kept[kept >= 0]] = False
         rows = np.flatnonzero(is_used)
         if self._rows.num_free < count and len(rows):
-            place = self._rows.place[rows]
+            place = self._rows.place[rows].astype(np.int64)
             last = self._table.last[place]
             is_over = last <= done[self._table.find(place)[0]]
             order = np.lexsort((-last, ~is_over))

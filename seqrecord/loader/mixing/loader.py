@@ -220,15 +220,13 @@ class MixLoader:
 
     # ---- plans and positions
 
-    def shared_arguments(self, epoch: int) -> dict[str, Any]:
+    def shared_arguments(self, position: State) -> dict[str, Any]:
         """See `Loader`."""
-        order, frames, saved = self.order, self.options.frames_per_batch, self.order.saved
-        first = 0 if saved is None or saved.start is None else saved.start.epoch
-        if self.order.growth is not None:
-            first = self.order.growth.epoch
+        order, frames = self.order, self.options.frames_per_batch
+        first = order.start(position.epoch, position.ranks, position.workers).epoch
         clips = order.epoch_clips
         return {
-            "shares": order.schedule.describe(first, epoch),
+            "shares": order.schedule.describe(first, position.epoch),
             "stopping_strategy": order.stop if clips is None else f"{clips} clips",
             "batch_size": self.batch_size,
             "seed": self.options.seed,

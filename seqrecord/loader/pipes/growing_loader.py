@@ -76,8 +76,8 @@ class Loader(Protocol):
 
     # ---- states
 
-    def shared_arguments(self, epoch: int) -> Mapping[str, Any]:
-        """The arguments that determine the order up to an epoch, beside those of each dataset, as
+    def shared_arguments(self, position: State) -> Mapping[str, Any]:
+        """The arguments that determine the order up to a position, beside those of each dataset, as
         JSON.
         """
 
@@ -175,7 +175,7 @@ class GrowingLoader:
         """
         loader = self.of_saved
         arguments = {**state.shared_arguments, "sources": len(state.sources)}
-        now = {**loader.shared_arguments(state.epoch), "sources": len(loader.orders)}
+        now = {**loader.shared_arguments(state), "sources": len(loader.orders)}
         problem = "the saved state is of another kind of loader, or of another mix"
         names = {**now, **arguments}
         names.pop("batch_size", None)  # the remaining clips are planned anew
@@ -219,7 +219,7 @@ class GrowingLoader:
         return replace(
             position,
             since=self.first_epoch(position.epoch),
-            shared_arguments=loader.shared_arguments(position.epoch),
+            shared_arguments=loader.shared_arguments(position),
             sources=tuple(sources),
         ).to_json()
 

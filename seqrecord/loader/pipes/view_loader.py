@@ -98,7 +98,7 @@ class ViewLoader:
         """See `Loader`."""
         return True
 
-    def shared_arguments(self, epoch: int) -> dict[str, Any]:  # noqa: ARG002
+    def shared_arguments(self, position: State) -> dict[str, Any]:  # noqa: ARG002
         """See `Loader`."""
         return {}
 
