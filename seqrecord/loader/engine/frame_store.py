@@ -543,11 +543,11 @@ class ResidentFrames(RowFrames):
         is_wanted = (rows >= 0) & ~self._asked[rows]
         if self._used is not None:
             is_wanted &= self._used[rows]
-        of_blocks = of_blocks[is_wanted]
-        # A load begins for its first use, and each has a frame that is missing.
-        uses = np.full(len(of_blocks), use.max())
-        uses[of_blocks.searchsorted(keys)] = use
-        return *split_keys(of_blocks), uses
+        # A load begins for its first use, and each has a frame that was missing. A call in another
+        # thread may have loaded it since.
+        uses, place = np.full(len(of_blocks), use.max()), of_blocks.searchsorted(keys)
+        uses[place], is_wanted[place] = use, True
+        return *split_keys(of_blocks[is_wanted]), uses[is_wanted]
 
     def end_loads(self) -> None:
         """Count the frames that are there, after the loads of a call."""
