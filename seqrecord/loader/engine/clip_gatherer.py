@@ -104,9 +104,7 @@ class Job:
         sizes = {} if self.sizes is None else self.sizes(batch)
         if costs is not None and has_lists:
             return BatchForm(1 if self.plan.is_packed else int(batches.lengths(batch).max()), sizes)
-        if batches.draws is None:
-            return BatchForm(None, sizes)
-        return BatchForm(int(batches.frames(np.array([batch]))[0]), sizes)
+        return BatchForm(batches.frames_in(batch), sizes)
 
 
 @dataclass(frozen=True, eq=False)

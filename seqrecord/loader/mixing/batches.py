@@ -201,7 +201,7 @@ class MixedBatches:
 
         Missing features are 0.
         """
-        frames, sizes, form = _frames_of(batches, number), dict[str, tuple[int, int]](), None
+        frames, sizes, form = batches.frames_in(number), dict[str, tuple[int, int]](), None
         for one in self.loaders.values():
             sizes |= one.view.draws.sizes(partial(batches.draw, number))
         if frames is not None or sizes:
@@ -247,7 +247,7 @@ class MixedBatches:
 
         Counts window times without a frame, unless the batch is only `planned`.
         """
-        frames = _frames_of(batches, number)
+        frames = batches.frames_in(number)
         draws = DrawsByPlace.of_one(batches, number)
         joined = {one.column.name: one.memory(batch.source, frames) for one in self.joined}
         for dataset, epoch, slots in _by_dataset(batch):
@@ -351,11 +351,6 @@ def _by_dataset(batch: Batch) -> Iterator[tuple[int, int, IntArray]]:
     for begin, end in pairwise(edges):
         if end > begin:
             yield int(source[begin]), int(epoch[begin]), order[begin:end]
-
-
-def _frames_of(batches: ShardBatches, number: int) -> int | None:
-    """The number of frames in each clip of a batch, if drawn."""
-    return None if batches.draws is None else int(batches.frames(np.array([number]))[0])
 
 
 def _is_camera(view: View, name: str) -> bool:

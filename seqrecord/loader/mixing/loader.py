@@ -223,7 +223,7 @@ class MixLoader:
     def shared_arguments(self, position: State) -> dict[str, Any]:
         """See `Loader`."""
         order, frames = self.order, self.options.frames_per_batch
-        first = order.start(position.epoch, position.ranks, position.workers).epoch
+        first = 0 if position.start is None else position.start.epoch
         clips = order.epoch_clips
         return {
             "shares": order.schedule.describe(first, position.epoch),

@@ -77,8 +77,8 @@ class Loader(Protocol):
     # ---- states
 
     def shared_arguments(self, position: State) -> Mapping[str, Any]:
-        """The arguments that determine the order up to a position, beside those of each dataset, as
-        JSON.
+        """The arguments that determine the order from a position's `start` up to it, beside those
+        of each dataset, as JSON.
         """
 
     def after_change(self, state: State) -> State:

@@ -127,6 +127,10 @@ class ShardBatches:
         frames: IntArray = low + (self.uniform(_FRAMES, batch) * (high - low + 1)).astype(np.int64)
         return frames
 
+    def frames_in(self, batch: int) -> int | None:
+        """The number of frames in each clip of a batch, if drawn."""
+        return None if self.draws is None else int(self.frames(np.array([batch]))[0])
+
     def lengths(self, batch: int) -> IntArray:
         """The frame counts of the clips in a batch with a budget, int64[clips]."""
         assert self.frames_of_clips is not None
